@@ -1,0 +1,163 @@
+"""Ports at the edges: what the inside needs of the homeserver, the models and the clock of other packages.
+
+`matrix` and `models` implement these; `turns`, `responses`, `journal` and `outbox` see nothing else of them.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from mindroom.core.content import JsonObject
+from mindroom.core.ids import DeviceId, EventId, RoomId, SyncToken, TxnId, UserId
+
+
+# ---- homeserver ------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class SyncBatch:
+    """One `/sync` response as raw JSON, kept until it is admitted (A1)."""
+
+    next_batch: SyncToken
+    raw: JsonObject
+
+
+class SyncPort(Protocol):
+    """The receive side of one account."""
+
+    async def sync(self, since: SyncToken | None, *, timeout_seconds: float, full_state: bool) -> SyncBatch:
+        """One request, one attempt. Raises MatrixFailure."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPage:
+    """A page of `/messages`, events as the server ordered them; `end` None means there is no more."""
+
+    events: Sequence[JsonObject]
+    end: SyncToken | None
+
+
+class HistoryPort(Protocol):
+    """Walking a room's timeline backwards."""
+
+    async def messages_back(
+        self, room: RoomId, *, start: SyncToken, stop: SyncToken | None, limit: int
+    ) -> HistoryPage:
+        """One page, newest first. Raises MatrixFailure."""
+        ...
+
+
+class MembershipPort(Protocol):
+    """Joining and leaving; each call is repeatable (E12)."""
+
+    async def join(self, room: RoomId) -> None: ...
+
+    async def leave(self, room: RoomId) -> None: ...
+
+
+class AttentionPort(Protocol):
+    """Best-effort signs of life: typing and read receipts. Never raises a MatrixFailure to its caller."""
+
+    async def typing(self, room: RoomId, *, seconds: float) -> None:
+        """Show typing for `seconds`; 0 stops it."""
+        ...
+
+    async def read(self, room: RoomId, event: EventId, *, thread: EventId | None) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingEvent:
+    """An event of ours before it is frozen."""
+
+    room: RoomId
+    event_type: str
+    content: JsonObject
+    txn_id: TxnId
+
+
+@dataclass(frozen=True, slots=True)
+class WirePayload:
+    """Exactly what goes over the wire, the same at every attempt (E1)."""
+
+    room: RoomId
+    event_type: str
+    content: JsonObject
+    txn_id: TxnId
+    device_id: DeviceId
+
+
+class DeliveryGateway(Protocol):
+    """The one transport for sends; called only by outbox.worker and responses.streaming."""
+
+    @property
+    def device_id(self) -> DeviceId:
+        """The transaction-id scope of this account."""
+        ...
+
+    async def freeze(self, event: OutgoingEvent) -> WirePayload:
+        """Canonical JSON, size, later uploads and encryption; before `claim_delivery`. Raises MatrixDeliveryFailure."""
+        ...
+
+    async def send(self, wire: WirePayload) -> EventId:
+        """One attempt. Raises MatrixDeliveryFailure; network class means the outcome is unknown."""
+        ...
+
+
+# ---- models ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class PromptMessage:
+    """One message of a prompt."""
+
+    role: Literal["system", "user", "assistant"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """One model attempt: which configured model, and the prompt, oldest first."""
+
+    model: str
+    messages: tuple[PromptMessage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """New text of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDone:
+    """The end of one attempt, with the provider's own token counts (0 where it gives none)."""
+
+    model_id: str
+    input_tokens: int
+    output_tokens: int
+
+
+ModelEvent = TextDelta | ModelDone
+
+
+class ModelPort(Protocol):
+    """The only model call of the runtime."""
+
+    def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        """Deltas, then exactly one ModelDone. One attempt, no retry inside. Raises ModelFailure."""
+        ...
+
+
+# ---- people ----------------------------------------------------------------------------------------------------------
+class DraftSource(Protocol):
+    """Text that is being written now, for an INITIAL claimed while the model speaks."""
+
+    def draft_content(self, delivery: Any) -> JsonObject | None:
+        """Content of the INITIAL with the text so far, or None when nothing is there yet."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HostedAccount:
+    """What others need to know of a hosted principal."""
+
+    user_id: UserId
+    display_name: str
