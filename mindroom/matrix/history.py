@@ -1,0 +1,36 @@
+"""Walking a room's timeline backwards, page by page. Never decides where a gap ends (B2)."""
+
+from mindroom.core.errors import MatrixFailure, MatrixFailureClass
+from mindroom.core.ids import RoomId, SyncToken
+from mindroom.core.ports import HistoryPage
+from mindroom.core.text import storable
+from mindroom.matrix.client import MatrixCall, MatrixClient
+from mindroom.matrix.paths import client_path
+
+
+class MatrixHistory:
+    """HistoryPort over one client."""
+
+    def __init__(self, client: MatrixClient) -> None:
+        self._client = client
+
+    async def messages_back(self, room: RoomId, *, start: SyncToken, stop: SyncToken | None, limit: int) -> HistoryPage:
+        """One page, newest first; a chunk may be empty while `end` is not. Raises MatrixFailure.
+
+        `stop` is the token at which the server ends the walk; without it the server also fills holes of its own copy.
+        """
+        query = [("dir", "b"), ("from", start), ("limit", str(limit))]
+        if stop is not None:
+            query.append(("to", stop))
+        answer = await self._client.request(
+            MatrixCall.MESSAGES, method="GET", path=client_path("rooms", room, "messages", query=query)
+        )
+        chunk, end = answer.get("chunk"), answer.get("end")
+        if not isinstance(chunk, list) or not isinstance(end, str | None) or storable(end or "") != (end or ""):
+            raise MatrixFailure(MatrixCall.MESSAGES, MatrixFailureClass.NOT_JSON, status=200)
+        # Some servers say "no more" with an empty page that leads to itself.
+        stuck = not chunk and end == start
+        return HistoryPage(
+            events=tuple(event for event in chunk if isinstance(event, dict)),
+            end=None if stuck or not end else SyncToken(end),
+        )
