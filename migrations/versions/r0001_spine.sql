@@ -152,6 +152,7 @@ CREATE TABLE visible_messages (
     PRIMARY KEY (principal, room_id, event_id)
 );
 CREATE INDEX visible_messages_conversation ON visible_messages (principal, room_id, thread_id, base, page, idx);
+CREATE INDEX visible_messages_revision ON visible_messages (principal, room_id, revision_id) WHERE revision_id <> event_id;
 COMMENT ON TABLE visible_messages IS 'Projection: the latest visible revision of each message. content NULL: an answer of ours that has no final text yet.';
 
 CREATE TABLE unresolved_edits (
@@ -292,6 +293,7 @@ CREATE TABLE delivery_outbox (
     epoch integer NOT NULL,
     content jsonb,
     wire jsonb,
+    notify text[] NOT NULL DEFAULT '{}',
     edit_target text COLLATE "C",
     txn_id text COLLATE "C" NOT NULL,
     device_id text COLLATE "C",

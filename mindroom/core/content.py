@@ -67,28 +67,35 @@ def relation(content: Mapping[str, Any]) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+MAX_ID_BYTES: Final = 255
+"""Longest id the Matrix specification allows; longer ones are nobody's id and would not fit an index."""
+
+
+def identifier(value: object) -> str:
+    """An untrusted id as storage takes it: '' for anything that cannot be one (R41)."""
+    if not isinstance(value, str) or len(value) > MAX_ID_BYTES or not value.isprintable():
+        return ""
+    return value if value.isascii() or len(value.encode()) <= MAX_ID_BYTES else ""
 
 
 def replaced_event(content: Mapping[str, Any]) -> EventId | None:
     """The event an `m.replace` edits."""
     rel = relation(content)
-    target = _text(rel.get("event_id"))
+    target = identifier(rel.get("event_id"))
     return EventId(target) if rel.get("rel_type") == "m.replace" and target else None
 
 
 def thread_root(content: Mapping[str, Any]) -> EventId | None:
     """The root of the thread this content says it belongs to."""
     rel = relation(content)
-    target = _text(rel.get("event_id"))
+    target = identifier(rel.get("event_id"))
     return EventId(target) if rel.get("rel_type") == "m.thread" and target else None
 
 
 def replied_event(content: Mapping[str, Any]) -> EventId | None:
     """The event this content replies to, fallback replies of thread messages included."""
     reply = relation(content).get("m.in_reply_to")
-    target = _text(reply.get("event_id")) if isinstance(reply, Mapping) else ""
+    target = identifier(reply.get("event_id")) if isinstance(reply, Mapping) else ""
     return EventId(target) if target else None
 
 

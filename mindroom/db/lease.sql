@@ -1,0 +1,47 @@
+-- name: lock_fence
+-- Take-over waits for open write transactions of the old owner, then shuts new ones out.
+SELECT fence FROM principal_fence WHERE principal = $1 FOR UPDATE
+
+-- name: lock_beat
+-- Second in lock order: fence, then beat.
+SELECT owner FROM principal_beat WHERE principal = $1 FOR UPDATE
+
+-- name: take
+-- Reads the expiry after the locks and takes a new fence when the lease is free, expired or ours.
+WITH free AS (
+    SELECT principal FROM principal_beat
+    WHERE principal = $1 AND (owner IS NULL OR owner = $2 OR expires_at < mindroom_now())
+), beat AS (
+    UPDATE principal_beat b SET owner = $2, expires_at = mindroom_now() + make_interval(secs => $3)
+    FROM free WHERE b.principal = free.principal
+)
+UPDATE principal_fence f SET fence = f.fence + 1 FROM free WHERE f.principal = free.principal RETURNING f.fence
+
+-- name: renew
+-- One statement renews all leases of a process and its heartbeat.
+WITH beat AS (
+    UPDATE processes SET beat_at = mindroom_now() WHERE process_id = $1
+)
+UPDATE principal_beat SET expires_at = mindroom_now() + make_interval(secs => $3)
+WHERE owner = $1 AND principal = ANY($2::int[]) RETURNING principal
+
+-- name: resign
+-- Frees a lease of ours.
+UPDATE principal_beat SET owner = NULL, expires_at = '-infinity' WHERE principal = $1 AND owner = $2
+
+-- name: register_process
+-- One row per process.
+INSERT INTO processes (host, pid, boot_id, data_folder, version) VALUES ($1, $2, $3, $4, $5) RETURNING process_id
+
+-- name: free_dead
+-- The file lock of the folder proves that its earlier processes are dead.
+WITH dead AS (
+    UPDATE processes SET stopped_at = mindroom_now()
+    WHERE process_id <> $1 AND boot_id = $2 AND data_folder = $3 AND stopped_at IS NULL
+    RETURNING process_id
+)
+UPDATE principal_beat SET owner = NULL, expires_at = '-infinity' WHERE owner IN (SELECT process_id FROM dead)
+
+-- name: end_process
+-- An orderly end.
+UPDATE processes SET stopped_at = mindroom_now() WHERE process_id = $1

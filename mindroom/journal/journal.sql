@@ -1,0 +1,284 @@
+-- name: hear
+-- Receipts of a batch in one statement, with the pending rows and settlements of the fresh ones (A2, A6, A8).
+WITH input AS (
+    SELECT nextval('journal_receipt_number') AS receipt, i.*
+    FROM (SELECT * FROM unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bigint[],
+                               $9::int[], $10::bigint[], $11::bigint[], $12::int[], $13::jsonb[], $14::text[])
+          WITH ORDINALITY AS t(event_id, room_id, thread_id, kind, class, sender, origin_ts,
+                               epoch, base, page, idx, source, outcome, position)
+          ORDER BY position) i
+), fresh AS (
+    INSERT INTO journal_receipts (receipt, principal, epoch, origin_ts, base, page, idx, event_id, room_id, thread_id,
+                                  sender, kind, class)
+    SELECT receipt, $1, epoch, origin_ts, coalesce(base, receipt), page, idx, event_id, room_id, thread_id,
+           sender, kind, class
+    FROM input
+    ON CONFLICT (principal, event_id) DO NOTHING
+    RETURNING receipt, event_id
+), judged AS (
+    SELECT i.*, coalesce(i.base, i.receipt) AS order_base,
+           CASE WHEN i.source IS NULL THEN i.outcome
+                WHEN m.event_id IS NOT NULL THEN 'answered'
+                WHEN t.event_id IS NOT NULL THEN 'redacted' END AS settled_as
+    FROM fresh f
+    JOIN input i ON i.receipt = f.receipt
+    LEFT JOIN answered_marks m ON i.source IS NOT NULL AND m.principal = $1 AND m.event_id = i.event_id
+    LEFT JOIN redaction_tombstones t
+           ON i.source IS NOT NULL AND t.principal = $1 AND t.room_id = i.room_id AND t.event_id = i.event_id
+), owed AS (
+    INSERT INTO journal_pending (receipt, principal, epoch, origin_ts, base, page, idx, event_id, room_id, thread_id,
+                                 sender, kind, class, source)
+    SELECT receipt, $1, epoch, origin_ts, order_base, page, idx, event_id, room_id, thread_id, sender, kind, class, source
+    FROM judged WHERE source IS NOT NULL AND settled_as IS NULL
+), settled AS (
+    INSERT INTO journal_settlements (receipt, outcome) SELECT receipt, settled_as FROM judged WHERE settled_as IS NOT NULL
+)
+SELECT receipt, event_id, source IS NOT NULL AND settled_as IS NULL AS pending FROM judged
+
+-- name: read_projection
+-- What is stored about the events that a batch touches: revisions, waiting edits, tombstones.
+WITH touched AS (SELECT * FROM unnest($2::text[], $3::text[]) AS t(room_id, event_id))
+SELECT 'shown' AS what, v.room_id, v.event_id, v.thread_id, v.sender, v.epoch, v.origin_ts, v.content, v.relates_to,
+       v.revision_ts, v.revision_id, v.turn_id
+FROM touched t JOIN visible_messages v ON v.principal = $1 AND v.room_id = t.room_id AND v.event_id = t.event_id
+UNION ALL
+SELECT 'shown', v.room_id, v.event_id, v.thread_id, v.sender, v.epoch, v.origin_ts, v.content, v.relates_to,
+       v.revision_ts, v.revision_id, v.turn_id
+FROM unnest($4::text[], $5::text[]) AS r(room_id, event_id)
+JOIN visible_messages v ON v.principal = $1 AND v.room_id = r.room_id AND v.revision_id = r.event_id
+                       AND v.revision_id <> v.event_id
+UNION ALL
+SELECT 'waiting', u.room_id, u.target_id, '', u.sender, u.epoch, 0, u.content, NULL, u.revision_ts, u.revision_id, NULL
+FROM touched t JOIN unresolved_edits u ON u.principal = $1 AND u.room_id = t.room_id AND u.target_id = t.event_id
+UNION ALL
+SELECT 'tombstone', d.room_id, d.event_id, '', '', 0, 0, NULL, NULL, 0, '', NULL
+FROM touched t JOIN redaction_tombstones d ON d.principal = $1 AND d.room_id = t.room_id AND d.event_id = t.event_id
+
+-- name: write_shown
+-- Installs the latest visible revisions.
+INSERT INTO visible_messages (principal, room_id, event_id, thread_id, sender, epoch, origin_ts, base, page, idx, content,
+                              relates_to, revision_ts, revision_id, turn_id)
+SELECT $1, * FROM unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::int[], $7::bigint[], $8::bigint[],
+                         $9::bigint[], $10::int[], $11::jsonb[], $12::jsonb[], $13::bigint[], $14::text[], $15::uuid[])
+ON CONFLICT (principal, room_id, event_id)
+DO UPDATE SET content = EXCLUDED.content, revision_ts = EXCLUDED.revision_ts, revision_id = EXCLUDED.revision_id
+
+-- name: withdraw_shown
+-- Removes redacted messages from the projection.
+DELETE FROM visible_messages v USING unnest($2::text[], $3::text[]) AS t(room_id, event_id)
+WHERE v.principal = $1 AND v.room_id = t.room_id AND v.event_id = t.event_id
+
+-- name: write_waiting_edits
+-- Keeps the newest edit per sender of an original that has not come yet.
+INSERT INTO unresolved_edits (principal, room_id, target_id, sender, content, revision_ts, revision_id, epoch)
+SELECT $1, * FROM unnest($2::text[], $3::text[], $4::text[], $5::jsonb[], $6::bigint[], $7::text[], $8::int[])
+ON CONFLICT (principal, room_id, target_id, sender)
+DO UPDATE SET content = EXCLUDED.content, revision_ts = EXCLUDED.revision_ts, revision_id = EXCLUDED.revision_id,
+              epoch = EXCLUDED.epoch
+
+-- name: drop_waiting_edits
+-- Edits that found their original, or whose text must not stay.
+DELETE FROM unresolved_edits u USING unnest($2::text[], $3::text[], $4::text[]) AS t(room_id, target_id, sender)
+WHERE u.principal = $1 AND u.room_id = t.room_id AND u.target_id = t.target_id AND u.sender = t.sender
+
+-- name: bury
+-- Tombstones of redacted events (A4).
+INSERT INTO redaction_tombstones (principal, room_id, event_id)
+SELECT $1, * FROM unnest($2::text[], $3::text[]) ON CONFLICT DO NOTHING
+
+-- name: mark_answered
+-- Sources that our own FINALs name are answered for ever, pending or not (A6).
+WITH named AS (
+    SELECT * FROM unnest($2::text[], $3::uuid[]) AS t(event_id, turn_id)
+), marks AS (
+    INSERT INTO answered_marks (principal, event_id) SELECT $1, event_id FROM named ON CONFLICT DO NOTHING
+), gone AS (
+    DELETE FROM journal_pending q USING named n WHERE q.principal = $1 AND q.event_id = n.event_id
+    RETURNING q.receipt, n.turn_id
+)
+INSERT INTO journal_settlements (receipt, outcome, turn_id) SELECT receipt, 'answered', turn_id FROM gone
+ON CONFLICT DO NOTHING
+
+-- name: settle_events
+-- Takes sources off the pending list by event id with one outcome; returns what was owed.
+WITH gone AS (
+    DELETE FROM journal_pending q WHERE q.principal = $1 AND q.event_id = ANY($2::text[])
+    RETURNING q.receipt, q.event_id
+), settled AS (
+    INSERT INTO journal_settlements (receipt, outcome, turn_id) SELECT receipt, $3, $4 FROM gone ON CONFLICT DO NOTHING
+)
+SELECT receipt, event_id FROM gone
+
+-- name: settle_ignored
+-- Many verdicts of silence in one commit.
+WITH verdicts AS (
+    SELECT * FROM unnest($2::bigint[], $3::text[]) AS t(receipt, outcome)
+), gone AS (
+    DELETE FROM journal_pending q USING verdicts v WHERE q.principal = $1 AND q.receipt = v.receipt
+    RETURNING q.receipt, v.outcome
+)
+INSERT INTO journal_settlements (receipt, outcome) SELECT receipt, outcome FROM gone ON CONFLICT DO NOTHING
+
+-- name: settle_departed
+-- What was owed in rooms we have left (F2); returns the event ids.
+WITH left_rooms AS (
+    SELECT * FROM unnest($2::text[], $3::int[]) AS t(room_id, epoch)
+), gone AS (
+    DELETE FROM journal_pending q USING left_rooms l
+    WHERE q.principal = $1 AND q.room_id = l.room_id AND q.epoch <= l.epoch RETURNING q.receipt, q.event_id
+), settled AS (
+    INSERT INTO journal_settlements (receipt, outcome) SELECT receipt, 'departed' FROM gone ON CONFLICT DO NOTHING
+)
+SELECT receipt, event_id FROM gone
+
+-- name: forget_rooms
+-- The projection, gaps and state of rooms we have left (F2).
+WITH left_rooms AS (
+    SELECT * FROM unnest($2::text[]) AS t(room_id)
+), messages AS (
+    DELETE FROM visible_messages v USING left_rooms l WHERE v.principal = $1 AND v.room_id = l.room_id
+), edits AS (
+    DELETE FROM unresolved_edits u USING left_rooms l WHERE u.principal = $1 AND u.room_id = l.room_id
+), gaps AS (
+    DELETE FROM room_history_recovery g USING left_rooms l WHERE g.principal = $1 AND g.room_id = l.room_id
+)
+DELETE FROM room_state s USING left_rooms l WHERE s.principal = $1 AND s.room_id = l.room_id
+
+-- name: lock_pending
+-- open_turn and hand_off hold their sources; a missing one refuses the transition (D3).
+SELECT event_id FROM journal_pending WHERE principal = $1 AND event_id = ANY($2::text[]) ORDER BY event_id FOR UPDATE
+
+-- name: tombstoned
+-- Which of these events were redacted.
+SELECT event_id FROM redaction_tombstones WHERE principal = $1 AND room_id = $2 AND event_id = ANY($3::text[])
+
+-- name: record_failure
+-- Back-off of a source lives on its row; a dependency error does not count as an attempt (C2).
+UPDATE journal_pending SET attempts = attempts + $3, last_error = $4,
+       next_attempt_at = mindroom_now() + make_interval(secs => $5)
+WHERE principal = $1 AND event_id = ANY($2::text[])
+
+-- name: pending_page
+-- The feeder's page in order of work, from a key on; sources in back-off wait.
+SELECT q.receipt, q.base, q.page, q.idx, q.event_id, q.room_id, q.thread_id, q.sender, q.kind, q.class, q.epoch,
+       q.origin_ts, q.source, q.attempts, t.turn_id AS open_turn
+FROM journal_pending q
+LEFT JOIN turn_sources t ON t.principal = q.principal AND t.event_id = q.event_id
+WHERE q.principal = $1 AND (q.base, q.page, q.idx, q.receipt) > ($2::bigint, $3::bigint, $4::int, $5::bigint)
+  AND (q.next_attempt_at IS NULL OR q.next_attempt_at <= mindroom_now())
+  AND q.room_id <> ALL($6::text[])
+ORDER BY q.base, q.page, q.idx, q.receipt LIMIT $7
+
+-- name: pending_summary
+-- How much is owed and how old it is.
+SELECT count(*) AS pending, coalesce(extract(epoch FROM mindroom_now() - min(admitted_at)), 0)::float8 AS oldest_seconds,
+       min(next_attempt_at) FILTER (WHERE next_attempt_at > mindroom_now()) AS next_attempt_at,
+       extract(epoch FROM min(next_attempt_at) FILTER (WHERE next_attempt_at > mindroom_now()) - mindroom_now())::float8
+           AS next_attempt_seconds
+FROM journal_pending WHERE principal = $1
+
+-- name: write_memberships
+-- Our standing in rooms; a new invite starts with a clean slate of attempts.
+INSERT INTO room_membership (principal, room_id, epoch, membership, inviter, is_direct, joined_count, invited_count)
+SELECT $1, * FROM unnest($2::text[], $3::int[], $4::text[], $5::text[], $6::bool[], $7::int[], $8::int[])
+ON CONFLICT (principal, room_id) DO UPDATE SET
+    epoch = EXCLUDED.epoch, membership = EXCLUDED.membership, inviter = EXCLUDED.inviter, is_direct = EXCLUDED.is_direct,
+    joined_count = EXCLUDED.joined_count, invited_count = EXCLUDED.invited_count,
+    invite_attempts = 0, invite_next_attempt_at = NULL, invite_last_error = NULL
+
+-- name: write_state
+-- Current state of rooms (A13).
+INSERT INTO room_state (principal, room_id, type, state_key, sender, content)
+SELECT $1, * FROM unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::jsonb[])
+ON CONFLICT (principal, room_id, type, state_key) DO UPDATE SET sender = EXCLUDED.sender, content = EXCLUDED.content
+
+-- name: load_memberships
+-- For the book of rooms at lease take.
+SELECT room_id, epoch, membership, inviter, is_direct, joined_count, invited_count FROM room_membership WHERE principal = $1
+
+-- name: load_state
+-- For the book of rooms at lease take.
+SELECT room_id, type, state_key, sender, content FROM room_state WHERE principal = $1
+
+-- name: due_invites
+-- Invitations to decide now.
+SELECT room_id, inviter, invite_attempts FROM room_membership
+WHERE principal = $1 AND membership = 'invite'
+  AND (invite_next_attempt_at IS NULL OR invite_next_attempt_at <= mindroom_now())
+
+-- name: invite_failed
+-- A join that did not work is tried again later (A9).
+UPDATE room_membership SET invite_attempts = invite_attempts + 1, invite_last_error = $3,
+       invite_next_attempt_at = mindroom_now() + make_interval(secs => $4)
+WHERE principal = $1 AND room_id = $2 AND membership = 'invite'
+
+-- name: invite_over
+-- An invite we declined or that is gone for good; only a new invite revives the room.
+UPDATE room_membership SET membership = 'leave', invite_last_error = $3
+WHERE principal = $1 AND room_id = $2 AND membership = 'invite'
+
+-- name: load_checkpoint
+-- Where the sync of this principal stands.
+SELECT token, trust, reason FROM sync_checkpoints WHERE principal = $1
+
+-- name: move_checkpoint
+-- The token moves in the commit of the rows it covers (A1).
+INSERT INTO sync_checkpoints (principal, token, trust, reason, certified_at)
+VALUES ($1, $2, $3, $4, CASE WHEN $3 = 'certified' THEN mindroom_now() END)
+ON CONFLICT (principal) DO UPDATE SET token = EXCLUDED.token, trust = EXCLUDED.trust, reason = EXCLUDED.reason,
+    since = CASE WHEN sync_checkpoints.trust = EXCLUDED.trust THEN sync_checkpoints.since ELSE mindroom_now() END,
+    certified_at = coalesce(EXCLUDED.certified_at, sync_checkpoints.certified_at)
+
+-- name: open_gaps
+-- Gaps that this response revealed, with the newest receipt before it as floor (B2).
+INSERT INTO room_history_recovery (principal, room_id, to_token, from_token, floor, epoch)
+SELECT $1, g.room_id, g.to_token, g.from_token, $6, g.epoch
+FROM unnest($2::text[], $3::text[], $4::text[], $5::int[]) AS g(room_id, to_token, from_token, epoch)
+ON CONFLICT DO NOTHING
+
+-- name: newest_receipt
+-- The floor of gaps opened now: numbers drawn later are larger.
+SELECT nextval('journal_receipt_number') AS floor
+
+-- name: repairable_gaps
+-- Open gaps, oldest first.
+SELECT room_id, to_token, from_token, cursor, page, floor, epoch, attempts,
+       (next_attempt_at IS NULL OR next_attempt_at <= mindroom_now()) AS due,
+       extract(epoch FROM mindroom_now() - opened_at)::float8 AS age_seconds
+FROM room_history_recovery WHERE principal = $1 AND state = 'repairable' ORDER BY opened_at, room_id
+
+-- name: advance_gap
+-- One page is read; compares the page so that a repeated page changes nothing.
+UPDATE room_history_recovery SET cursor = $4, page = page + 1, attempts = 0, next_attempt_at = NULL, last_error = NULL,
+       state = CASE WHEN $6 THEN 'repaired' ELSE state END, closed_at = CASE WHEN $6 THEN mindroom_now() END
+WHERE principal = $1 AND room_id = $2 AND to_token = $3 AND page = $5 AND state = 'repairable' RETURNING page
+
+-- name: gap_failed
+-- A page that could not be read is tried again later (B3).
+UPDATE room_history_recovery SET attempts = attempts + 1, last_error = $4,
+       next_attempt_at = mindroom_now() + make_interval(secs => $5)
+WHERE principal = $1 AND room_id = $2 AND to_token = $3
+
+-- name: conversation
+-- A thread (its root and members) in order; newest $4 messages.
+SELECT * FROM (
+    SELECT event_id, sender, thread_id, base, page, idx, origin_ts, content, relates_to, turn_id
+    FROM visible_messages WHERE principal = $1 AND room_id = $2 AND thread_id = $3
+    UNION ALL
+    SELECT event_id, sender, thread_id, base, page, idx, origin_ts, content, relates_to, turn_id
+    FROM visible_messages WHERE principal = $1 AND room_id = $2 AND event_id = $3 AND thread_id <> $3
+    ORDER BY base DESC, page DESC, idx DESC LIMIT $4
+) newest ORDER BY base, page, idx
+
+-- name: message
+-- One message of a room by id.
+SELECT event_id, sender, thread_id, base, page, idx, origin_ts, content, relates_to, turn_id
+FROM visible_messages WHERE principal = $1 AND room_id = $2 AND event_id = $3
+
+-- name: participants
+-- Who has spoken in a conversation, the latest first.
+SELECT sender FROM (
+    SELECT sender, base, page, idx FROM visible_messages WHERE principal = $1 AND room_id = $2 AND thread_id = $3
+    UNION ALL
+    SELECT sender, base, page, idx FROM visible_messages WHERE principal = $1 AND room_id = $2 AND event_id = $3
+) spoken GROUP BY sender ORDER BY max(ROW(base, page, idx)) DESC

@@ -1,0 +1,226 @@
+"""Values of the journal: what one sync response or history page means, before any of it is stored."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from mindroom.core.content import DeliveryMarker, JsonObject
+from mindroom.core.ids import DeliveryId, Epoch, EventId, Receipt, RoomId, SyncToken, TurnId, UserId
+from mindroom.core.values import EventClass, EventKind, Membership, OrderKey, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Hearer:
+    """Whose journal this is and whom it may listen to (I1)."""
+
+    user_id: UserId
+    hosted: frozenset[UserId]
+    authorized: frozenset[UserId]
+
+
+@dataclass(slots=True)
+class Heard:
+    """One event that gets a receipt. `base` None means live: the receipt itself is the base of its order key."""
+
+    event_id: EventId
+    room: RoomId
+    thread: EventId
+    kind: EventKind
+    event_class: EventClass
+    sender: UserId
+    origin_ts: int
+    epoch: Epoch
+    base: int | None = None
+    page: int = 0
+    index: int = 0
+    source: JsonObject | None = None
+    """The exact event when it is owed an outcome, else None."""
+    outcome: str | None = None
+    """Set when admission itself settles the event."""
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """One revision of a message: the newest by (timestamp, event id) is visible (A10)."""
+
+    timestamp_ms: int
+    event_id: EventId
+
+    def newer_than(self, other: "Revision") -> bool:
+        return (self.timestamp_ms, self.event_id) > (other.timestamp_ms, other.event_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """A message as first sent. content None: an answer of ours without its text yet (A11)."""
+
+    room: RoomId
+    event_id: EventId
+    thread: EventId
+    sender: UserId
+    epoch: Epoch
+    content: JsonObject | None
+    relates_to: JsonObject | None
+    revision: Revision
+    turn: TurnId | None
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A new revision of `target`."""
+
+    room: RoomId
+    target: EventId
+    sender: UserId
+    epoch: Epoch
+    content: JsonObject
+    revision: Revision
+
+
+@dataclass(frozen=True, slots=True)
+class Redaction:
+    """`target` must never be read again."""
+
+    room: RoomId
+    target: EventId
+
+
+ProjectionChange = Original | Edit | Redaction
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """An INITIAL or FINAL of our own seen in a room: proof that it was said (A6)."""
+
+    event_id: EventId
+    room: RoomId
+    thread: EventId
+    epoch: Epoch
+    delivery: DeliveryId
+    stage: Stage
+    marker: DeliveryMarker | None
+    """None when the event was redacted and only its transaction id is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateRow:
+    """One piece of current room state that a crash must not forget (A13)."""
+
+    room: RoomId
+    event_type: str
+    state_key: str
+    sender: UserId
+    content: JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class RoomMembership:
+    """Our own standing in a room."""
+
+    epoch: Epoch
+    membership: Membership
+    inviter: UserId | None = None
+    is_direct: bool = False
+    joined_count: int | None = None
+    invited_count: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GapFound:
+    """A limited timeline: everything between `to_token` and `from_token` was skipped (B2)."""
+
+    room: RoomId
+    from_token: SyncToken
+    to_token: SyncToken
+    epoch: Epoch
+
+
+@dataclass(slots=True)
+class Admission:
+    """All that one response means for one principal. Lists are in the order in which they were heard."""
+
+    heard: list[Heard] = field(default_factory=list)
+    projection: list[ProjectionChange] = field(default_factory=list)
+    echoes: list[Echo] = field(default_factory=list)
+    memberships: dict[RoomId, RoomMembership] = field(default_factory=dict)
+    departures: dict[RoomId, Epoch] = field(default_factory=dict)
+    """Rooms left, with the epoch that ended."""
+    state: dict[tuple[RoomId, str, str], StateRow] = field(default_factory=dict)
+    gaps: list[GapFound] = field(default_factory=list)
+    encrypted_asks: dict[RoomId, Epoch] = field(default_factory=dict)
+    """Rooms where somebody authorized spoke encrypted: they are told once (A7)."""
+    dropped: int = 0
+    """Events without an identity, which nothing can receipt."""
+
+    @property
+    def is_empty(self) -> bool:
+        """True when there is nothing to store but the token."""
+        return not (self.heard or self.memberships or self.departures or self.state or self.gaps or self.echoes)
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """What a commit of heard events changed."""
+
+    receipts: dict[EventId, Receipt]
+    """Fresh receipts only; a missing event was a duplicate."""
+    lowest_pending: OrderKey | None
+
+
+@dataclass(frozen=True, slots=True)
+class PendingSource:
+    """A source that is owed an outcome, as the feeder reads it."""
+
+    receipt: Receipt
+    order_key: OrderKey
+    event_id: EventId
+    room: RoomId
+    thread: EventId
+    sender: UserId
+    kind: EventKind
+    event_class: EventClass
+    epoch: Epoch
+    origin_ts: int
+    source: JsonObject
+    attempts: int
+    open_turn: TurnId | None
+    """The open turn that already holds this source after a crash (D2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleMessage:
+    """One message of a conversation in its latest visible revision."""
+
+    event_id: EventId
+    sender: UserId
+    thread: EventId
+    order_key: OrderKey
+    origin_ts: int
+    content: JsonObject | None
+    relates_to: JsonObject | None
+    turn: TurnId | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """An open gap and how far it is walked."""
+
+    room: RoomId
+    to_token: SyncToken
+    from_token: SyncToken
+    cursor: SyncToken | None
+    page: int
+    floor: int
+    epoch: Epoch
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Invite:
+    """An invitation that waits for a decision."""
+
+    room: RoomId
+    inviter: UserId
+    attempts: int
+
+
+Events = Sequence[JsonObject]

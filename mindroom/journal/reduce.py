@@ -1,0 +1,116 @@
+"""Pure: the projection of messages, edits and redactions (A4, A10, A11). The same rules for sync, gaps and history.
+
+Changes may come in any order and any number of times; the outcome is the same. A tombstone wins over everything.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from mindroom.core.content import JsonObject
+from mindroom.core.ids import Epoch, EventId, RoomId, TurnId, UserId
+from mindroom.journal.records import Edit, Original, ProjectionChange, Redaction, Revision
+
+Key = tuple[RoomId, EventId]
+EditKey = tuple[RoomId, EventId, UserId]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One row of the projection. content None: no text yet (a placeholder), or a text that was withheld."""
+
+    room: RoomId
+    event_id: EventId
+    thread: EventId
+    sender: UserId
+    epoch: Epoch
+    origin_ts: int
+    content: JsonObject | None
+    relates_to: JsonObject | None
+    revision: Revision
+    turn: TurnId | None
+
+
+@dataclass(slots=True)
+class Projection:
+    """What is stored about the events a batch touches, and, after `reduce`, what has changed."""
+
+    shown: dict[Key, Shown] = field(default_factory=dict)
+    waiting: dict[EditKey, Edit] = field(default_factory=dict)
+    """Newest edit per sender of an original not seen yet."""
+    tombstones: set[Key] = field(default_factory=set)
+    changed: set[Key] = field(default_factory=set)
+    """Rows of `shown` to write, or to delete when they are gone."""
+    waiting_changed: set[EditKey] = field(default_factory=set)
+    buried: set[Key] = field(default_factory=set)
+    """Tombstones to write."""
+
+
+def reduce(projection: Projection, changes: Iterable[ProjectionChange]) -> Projection:
+    """Apply `changes` in order, in place."""
+    for change in changes:
+        if isinstance(change, Original):
+            _original(projection, change)
+        elif isinstance(change, Edit):
+            _edit(projection, change)
+        else:
+            _redaction(projection, change)
+    return projection
+
+
+def _original(p: Projection, new: Original) -> None:
+    key = (new.room, new.event_id)
+    if key in p.tombstones or key in p.shown:
+        return
+    p.shown[key] = Shown(
+        new.room,
+        new.event_id,
+        new.thread,
+        new.sender,
+        new.epoch,
+        new.revision.timestamp_ms,
+        new.content,
+        new.relates_to,
+        new.revision,
+        new.turn,
+    )
+    p.changed.add(key)
+    edit_key = (*key, new.sender)
+    if (edit := p.waiting.get(edit_key)) is not None:
+        _edit(p, edit)
+    for waiting in [k for k in p.waiting if k[:2] == key]:
+        del p.waiting[waiting]
+        p.waiting_changed.add(waiting)
+
+
+def _edit(p: Projection, edit: Edit) -> None:
+    key = (edit.room, edit.target)
+    if key in p.tombstones or (edit.room, edit.revision.event_id) in p.tombstones:
+        return
+    shown = p.shown.get(key)
+    if shown is None:
+        waiting = p.waiting.get((*key, edit.sender))
+        if waiting is None or edit.revision.newer_than(waiting.revision):
+            p.waiting[*key, edit.sender] = edit
+            p.waiting_changed.add((*key, edit.sender))
+        return
+    is_newer = edit.revision.newer_than(shown.revision) or shown.content is None
+    if shown.sender == edit.sender and is_newer:
+        p.shown[key] = replace(shown, content=edit.content, revision=edit.revision)
+        p.changed.add(key)
+
+
+def _redaction(p: Projection, redaction: Redaction) -> None:
+    key = (redaction.room, redaction.target)
+    if key not in p.tombstones:
+        p.tombstones.add(key)
+        p.buried.add(key)
+    if p.shown.pop(key, None) is not None:
+        p.changed.add(key)
+    for shown_key, shown in p.shown.items():
+        if shown.room == redaction.room and shown.revision.event_id == redaction.target:
+            p.shown[shown_key] = replace(shown, content=None)
+            p.changed.add(shown_key)
+    for edit_key, edit in list(p.waiting.items()):
+        if edit_key[:2] == key or (edit.room, edit.revision.event_id) == key:
+            del p.waiting[edit_key]
+            p.waiting_changed.add(edit_key)

@@ -1,0 +1,5 @@
+"""The statements of the journal, loaded once."""
+
+from mindroom.db.sql import load
+
+SQL = load("mindroom.journal", "journal.sql")

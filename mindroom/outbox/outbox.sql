@@ -1,0 +1,103 @@
+-- name: queue
+-- A thing to say. Repeating it changes nothing: the delivery id is derived from what it says.
+INSERT INTO delivery_outbox (delivery_id, stage, principal, turn_id, generation, purpose, room_id, thread_id, epoch,
+                             content, notify, txn_id, not_before)
+VALUES ($2, $3, $1, $4, $5, $6, $7, $8, $9, $10, $11, $12, mindroom_now() + make_interval(secs => $13))
+ON CONFLICT (delivery_id, stage) DO NOTHING
+
+-- name: queue_claimed
+-- hand_off claims its FINAL at once: the row is born with its frozen payload.
+INSERT INTO delivery_outbox (delivery_id, stage, principal, turn_id, generation, purpose, room_id, thread_id, epoch,
+                             content, notify, txn_id, state, wire, edit_target, device_id, attempts, claimed_at,
+                             last_attempt_at)
+VALUES ($2, $3, $1, $4, $5, $6, $7, $8, $9, $10, $11, $12, 'claimed', $13, $14, $15, 1, mindroom_now(), mindroom_now())
+
+-- name: drop_initial
+-- A FINAL exists: an INITIAL nobody claimed is never sent (E3). Returns how the INITIAL stands afterwards.
+WITH dropped AS (
+    UPDATE delivery_outbox SET state = 'retired'
+    WHERE principal = $1 AND delivery_id = $2 AND stage = 'initial' AND state = 'queued' RETURNING delivery_id
+)
+SELECT CASE WHEN EXISTS (SELECT 1 FROM dropped) THEN 'retired' ELSE o.state END AS state, o.acked_event_id
+FROM delivery_outbox o WHERE o.principal = $1 AND o.delivery_id = $2 AND o.stage = 'initial'
+
+-- name: load
+-- One delivery with the fate of its INITIAL.
+SELECT o.delivery_id, o.stage, o.turn_id, o.generation, o.purpose, o.room_id, o.thread_id, o.epoch, o.content, o.notify,
+       o.wire, o.txn_id, o.device_id, o.attempts, o.state, o.acked_event_id, i.state AS initial_state,
+       i.acked_event_id AS initial_event_id,
+       coalesce(extract(epoch FROM mindroom_now() - o.claimed_at), 0)::float8 AS claimed_seconds
+FROM delivery_outbox o
+LEFT JOIN delivery_outbox i ON i.delivery_id = o.delivery_id AND i.stage = 'initial' AND o.stage = 'final'
+WHERE o.principal = $1 AND o.delivery_id = $2 AND o.stage = $3
+
+-- name: claim
+-- Freezes the payload under the current epoch of a room we are in (E1, F2).
+UPDATE delivery_outbox o SET state = 'claimed', wire = $4, edit_target = $5, device_id = $6, attempts = o.attempts + 1,
+       claimed_at = mindroom_now(), last_attempt_at = mindroom_now()
+FROM room_membership m
+WHERE o.principal = $1 AND o.delivery_id = $2 AND o.stage = $3 AND o.state = 'queued'
+  AND m.principal = o.principal AND m.room_id = o.room_id AND m.epoch = o.epoch AND m.membership = 'join'
+RETURNING o.delivery_id
+
+-- name: ack
+-- The room has it. The first acknowledgement wins, in whatever state the row is (E1, E2).
+UPDATE delivery_outbox SET state = 'acked', acked_event_id = $4, acked_at = mindroom_now(), last_error = NULL
+WHERE principal = $1 AND delivery_id = $2 AND stage = $3 AND state <> 'acked' RETURNING delivery_id
+
+-- name: retry_later
+-- The outcome is unknown or the homeserver was not there: still claimed, the same payload later (E4).
+UPDATE delivery_outbox SET attempts = attempts + 1, last_attempt_at = mindroom_now(), last_error = $4,
+       next_attempt_at = mindroom_now() + make_interval(secs => $5)
+WHERE principal = $1 AND delivery_id = $2 AND stage = $3 AND state = 'claimed'
+
+-- name: fail
+-- It can never be said like this; the reason stays on the row.
+UPDATE delivery_outbox SET state = 'failed', last_error = $4
+WHERE principal = $1 AND delivery_id = $2 AND stage = $3 AND state IN ('queued', 'claimed') RETURNING delivery_id
+
+-- name: retire
+-- It need not be said any more.
+UPDATE delivery_outbox SET state = 'retired', last_error = $4
+WHERE principal = $1 AND delivery_id = $2 AND stage = $3 AND state IN ('queued', 'claimed') RETURNING delivery_id
+
+-- name: retire_rooms
+-- Nothing of an ended epoch is sent (F2).
+UPDATE delivery_outbox o SET state = 'retired', last_error = 'departed'
+FROM unnest($2::text[], $3::int[]) AS l(room_id, epoch)
+WHERE o.principal = $1 AND o.room_id = l.room_id AND o.epoch <= l.epoch AND o.state IN ('queued', 'claimed')
+
+-- name: echoes
+-- Our own events prove what was said; a row that a restored database lacks is inserted acknowledged (A6).
+INSERT INTO delivery_outbox (delivery_id, stage, principal, turn_id, generation, purpose, room_id, thread_id, epoch,
+                             txn_id, state, acked_event_id, acked_at)
+SELECT e.delivery_id, e.stage, $1, t.turn_id, e.generation, 'adopted', e.room_id, e.thread_id, e.epoch, e.txn_id,
+       'acked', e.event_id, mindroom_now()
+FROM unnest($2::uuid[], $3::text[], $4::uuid[], $5::int[], $6::text[], $7::text[], $8::int[], $9::text[], $10::text[])
+     AS e(delivery_id, stage, turn_id, generation, room_id, thread_id, epoch, txn_id, event_id)
+LEFT JOIN turns t ON t.turn_id = e.turn_id
+ON CONFLICT (delivery_id, stage) DO UPDATE
+    SET state = 'acked', acked_event_id = EXCLUDED.acked_event_id, acked_at = EXCLUDED.acked_at, last_error = NULL
+    WHERE delivery_outbox.state <> 'acked'
+RETURNING delivery_id, stage, turn_id, acked_event_id
+
+-- name: owed
+-- Everything queued or claimed, in the order in which it was queued.
+SELECT delivery_id, stage, room_id,
+       greatest(extract(epoch FROM greatest(not_before, next_attempt_at) - mindroom_now()), 0)::float8 AS due_in_seconds
+FROM delivery_outbox WHERE principal = $1 AND state IN ('queued', 'claimed')
+ORDER BY queued_at, stage DESC
+
+-- name: end_initials
+-- Turns that ended without an answer: placeholders nobody claimed are dropped, visible ones must be closed (D9).
+WITH dropped AS (
+    UPDATE delivery_outbox SET state = 'retired'
+    WHERE principal = $1 AND turn_id = ANY($2::uuid[]) AND stage = 'initial' AND state = 'queued' RETURNING delivery_id
+)
+SELECT delivery_id, turn_id, generation, room_id, thread_id, epoch FROM delivery_outbox
+WHERE principal = $1 AND turn_id = ANY($2::uuid[]) AND stage = 'initial' AND state IN ('claimed', 'acked')
+
+-- name: summary
+-- How much is unsaid and how old it is.
+SELECT count(*) AS owed, coalesce(extract(epoch FROM mindroom_now() - min(queued_at)), 0)::float8 AS oldest_seconds
+FROM delivery_outbox WHERE principal = $1 AND state IN ('queued', 'claimed')

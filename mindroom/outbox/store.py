@@ -1,0 +1,204 @@
+"""Outbox: statements over deliveries of one principal (I4). Pieces of transactions never commit."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+from uuid import UUID
+
+from mindroom.core.content import JsonObject
+from mindroom.core.ids import DeliveryId, DeviceId, Epoch, EventId, PrincipalId, RoomId, TurnId, TxnId, UserId
+from mindroom.core.ports import WirePayload
+from mindroom.core.values import Stage
+from mindroom.db.engine import Database, Tx
+from mindroom.db.sql import load
+from mindroom.outbox.records import (
+    ClosedPlaceholder,
+    Delivery,
+    DeliveryKey,
+    DeliveryState,
+    NewDelivery,
+    OwedDelivery,
+    Purpose,
+)
+
+SQL = load("mindroom.outbox", "outbox.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class EchoRow:
+    """An echo as the outbox takes it."""
+
+    key: DeliveryKey
+    turn: TurnId | None
+    generation: int
+    room: RoomId
+    thread: EventId
+    epoch: Epoch
+    event_id: EventId
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxSummary:
+    """How much is unsaid."""
+
+    owed: int
+    oldest_seconds: float
+
+
+def _json(value: Mapping[str, Any] | None) -> str | None:
+    return None if value is None else json.dumps(value, separators=(",", ":"))
+
+
+def _wire(text: str | None) -> WirePayload | None:
+    if text is None:
+        return None
+    raw: JsonObject = json.loads(text)
+    return WirePayload(
+        RoomId(raw["room"]), raw["event_type"], raw["content"], TxnId(raw["txn_id"]), DeviceId(raw["device_id"])
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Outbox:
+    """The said ledger of one principal."""
+
+    principal: PrincipalId
+    database: Database
+
+    def _row(self, new: NewDelivery) -> tuple[Any, ...]:
+        return (
+            self.principal,
+            new.key.delivery,
+            new.key.stage.value,
+            new.turn,
+            new.generation,
+            new.purpose.value,
+            new.room,
+            new.thread,
+            new.epoch,
+            _json(new.content),
+            list(new.notify),
+            new.key.txn_id,
+        )
+
+    async def queue(self, tx: Tx, new: NewDelivery, *, delay_seconds: float = 0.0) -> None:
+        """Owe a delivery, not before `delay_seconds` from now."""
+        await tx.execute(SQL["queue"], *self._row(new), delay_seconds)
+
+    async def queue_claimed(self, tx: Tx, new: NewDelivery, wire: WirePayload, *, edit_target: EventId | None) -> None:
+        """Owe a delivery that goes out as soon as this transaction is committed."""
+        await tx.execute(SQL["queue_claimed"], *self._row(new), _json(asdict(wire)), edit_target, wire.device_id)
+
+    async def drop_initial(self, tx: Tx, delivery: DeliveryId) -> tuple[DeliveryState | None, EventId | None]:
+        """Drop an unclaimed INITIAL; tells its state and event afterwards (E3)."""
+        row = await tx.fetchrow(SQL["drop_initial"], self.principal, delivery)
+        if row is None:
+            return None, None
+        return DeliveryState(row["state"]), EventId(row["acked_event_id"]) if row["acked_event_id"] else None
+
+    async def load(self, key: DeliveryKey) -> Delivery | None:
+        """A row with the fate of its INITIAL."""
+        row = await self.database.fetchrow(SQL["load"], self.principal, key.delivery, key.stage.value)
+        if row is None:
+            return None
+        return Delivery(
+            key=key,
+            turn=TurnId(UUID(str(row["turn_id"]))) if row["turn_id"] else None,
+            purpose=Purpose(row["purpose"]),
+            room=RoomId(row["room_id"]),
+            epoch=Epoch(row["epoch"]),
+            content=json.loads(row["content"]) if row["content"] else None,
+            notify=tuple(UserId(user) for user in row["notify"]),
+            wire=_wire(row["wire"]),
+            device_id=DeviceId(row["device_id"]) if row["device_id"] else None,
+            attempts=row["attempts"],
+            state=DeliveryState(row["state"]),
+            initial_state=DeliveryState(row["initial_state"]) if row["initial_state"] else None,
+            initial_event=EventId(row["initial_event_id"]) if row["initial_event_id"] else None,
+            claimed_seconds=row["claimed_seconds"],
+        )
+
+    async def claim(self, tx: Tx, key: DeliveryKey, wire: WirePayload, *, edit_target: EventId | None) -> bool:
+        """Freeze the payload. False when the row is no longer queued or its epoch has ended (E1, F2)."""
+        row = await tx.fetchrow(
+            SQL["claim"],
+            self.principal,
+            key.delivery,
+            key.stage.value,
+            _json(asdict(wire)),
+            edit_target,
+            wire.device_id,
+        )
+        return row is not None
+
+    async def ack(self, tx: Tx, key: DeliveryKey, event: EventId) -> bool:
+        """The room has it; False when that was known (E2)."""
+        row = await tx.fetchrow(SQL["ack"], self.principal, key.delivery, key.stage.value, event)
+        return row is not None
+
+    async def retry_later(self, tx: Tx, key: DeliveryKey, *, code: str, delay_seconds: float) -> None:
+        """Still claimed: the same payload again later (E4)."""
+        await tx.execute(SQL["retry_later"], self.principal, key.delivery, key.stage.value, code, delay_seconds)
+
+    async def fail(self, tx: Tx, key: DeliveryKey, *, code: str) -> bool:
+        """It can never be said like this."""
+        row = await tx.fetchrow(SQL["fail"], self.principal, key.delivery, key.stage.value, code)
+        return row is not None
+
+    async def retire(self, tx: Tx, key: DeliveryKey, *, code: str) -> bool:
+        """It need not be said any more."""
+        row = await tx.fetchrow(SQL["retire"], self.principal, key.delivery, key.stage.value, code)
+        return row is not None
+
+    async def retire_rooms(self, tx: Tx, departures: Mapping[RoomId, Epoch]) -> None:
+        """Nothing of an ended epoch is sent (F2)."""
+        await tx.execute(SQL["retire_rooms"], self.principal, list(departures), list(departures.values()))
+
+    async def acknowledge_echoes(self, tx: Tx, echoes: Sequence[EchoRow]) -> list[DeliveryKey]:
+        """What we see ourselves say was said; returns the rows that did not know yet (A6)."""
+        rows = await tx.fetch(
+            SQL["echoes"],
+            self.principal,
+            [e.key.delivery for e in echoes],
+            [e.key.stage.value for e in echoes],
+            [e.turn for e in echoes],
+            [e.generation for e in echoes],
+            [e.room for e in echoes],
+            [e.thread for e in echoes],
+            [e.epoch for e in echoes],
+            [e.key.txn_id for e in echoes],
+            [e.event_id for e in echoes],
+        )
+        return [DeliveryKey(DeliveryId(UUID(str(r["delivery_id"]))), Stage(r["stage"])) for r in rows]
+
+    async def end_placeholders(self, tx: Tx, turns: Sequence[TurnId]) -> list[ClosedPlaceholder]:
+        """Drop unclaimed placeholders of ended turns; returns those that a room may show (D9)."""
+        rows = await tx.fetch(SQL["end_initials"], self.principal, list(turns))
+        return [
+            ClosedPlaceholder(
+                DeliveryId(UUID(str(r["delivery_id"]))),
+                TurnId(UUID(str(r["turn_id"]))),
+                r["generation"],
+                RoomId(r["room_id"]),
+                EventId(r["thread_id"]),
+                Epoch(r["epoch"]),
+            )
+            for r in rows
+        ]
+
+    async def owed(self) -> list[OwedDelivery]:
+        """Everything queued or claimed, oldest first."""
+        return [
+            OwedDelivery(
+                DeliveryKey(DeliveryId(UUID(str(r["delivery_id"]))), Stage(r["stage"])),
+                RoomId(r["room_id"]),
+                r["due_in_seconds"],
+            )
+            for r in await self.database.fetch(SQL["owed"], self.principal)
+        ]
+
+    async def summary(self) -> OutboxSummary:
+        """How much is unsaid and how old it is."""
+        row = await self.database.fetchrow(SQL["summary"], self.principal)
+        return OutboxSummary(row["owed"], row["oldest_seconds"]) if row else OutboxSummary(0, 0.0)

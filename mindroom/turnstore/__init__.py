@@ -1,0 +1,1 @@
+"""DID: turns, their sources and their completed steps."""

@@ -1,0 +1,171 @@
+"""TurnStore: statements over turns, sources and steps of one principal (I4). Pieces of transactions never commit."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from mindroom.core.errors import CorruptState
+from mindroom.core.ids import Epoch, EventId, PrincipalId, Receipt, RoomId, TurnId, UserId
+from mindroom.core.values import Conversation, MessageTarget, OrderKey, Reason
+from mindroom.db.engine import Database, Tx
+from mindroom.db.sql import load
+from mindroom.turnstore.record import AnswerRecord, StepRecord, TurnRecord, TurnSource
+
+SQL = load("mindroom.turnstore", "turnstore.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class LosingTurn:
+    """An open turn that is about to lose sources."""
+
+    turn_id: TurnId
+    generation: int
+    is_bare: bool
+    """True when none of its sources is left."""
+
+
+def turn_id_of(value: Any) -> TurnId:
+    """A uuid column as TurnId."""
+    return TurnId(UUID(str(value)))
+
+
+@dataclass(frozen=True, slots=True)
+class TurnStore:
+    """The done ledger of one principal."""
+
+    principal: PrincipalId
+    database: Database
+
+    async def open(self, tx: Tx, turn: TurnRecord, *, config_generation: str) -> None:
+        """Write a new turn with its sources."""
+        sources = turn.sources
+        await tx.execute(
+            SQL["open_turn"],
+            turn.turn_id,
+            self.principal,
+            turn.target.room,
+            turn.conversation.stored_thread,
+            turn.target.reply_to or "",
+            turn.requester,
+            turn.epoch,
+            turn.reason.value,
+            config_generation,
+            turn.model,
+            [s.event_id for s in sources],
+            [s.receipt for s in sources],
+            [s.order_key.base for s in sources],
+            [s.order_key.page for s in sources],
+            [s.order_key.index for s in sources],
+        )
+
+    async def append_step(self, tx: Tx, turn: TurnRecord, step: StepRecord) -> None:
+        """A completed step is a fact (D4)."""
+        await tx.execute(
+            SQL["append_step"],
+            self.principal,
+            turn.turn_id,
+            turn.generation,
+            step.step,
+            step.canonical_text,
+            step.replayable_text,
+            step.input_tokens,
+            step.output_tokens,
+        )
+
+    async def close(
+        self,
+        tx: Tx,
+        turn: TurnRecord,
+        *,
+        outcome: str,
+        input_tokens: int,
+        output_tokens: int,
+        seconds_since_first_text: float | None,
+    ) -> bool:
+        """Close this generation. False when the turn ended or moved on otherwise."""
+        row = await tx.fetchrow(
+            SQL["close_turn"],
+            self.principal,
+            turn.turn_id,
+            turn.generation,
+            outcome,
+            input_tokens,
+            output_tokens,
+            seconds_since_first_text,
+        )
+        return row is not None
+
+    async def close_answered(self, tx: Tx, turns: Sequence[TurnId]) -> None:
+        """The room has seen the FINAL of these turns (A6)."""
+        await tx.execute(SQL["close_answered"], self.principal, list(turns))
+
+    async def losing(self, tx: Tx, events: Sequence[EventId]) -> list[LosingTurn]:
+        """Open turns that held these settled sources."""
+        rows = await tx.fetch(SQL["turns_losing"], self.principal, list(events))
+        return [LosingTurn(turn_id_of(r["turn_id"]), r["generation"], r["is_bare"]) for r in rows]
+
+    async def end(self, tx: Tx, turns: Sequence[TurnId], *, outcome: str) -> None:
+        """End turns that have no source left."""
+        await tx.execute(SQL["end_turns"], self.principal, list(turns), outcome)
+
+    async def drop_sources(self, tx: Tx, turns: Sequence[TurnId], events: Sequence[EventId]) -> None:
+        """These turns go on without these events, in a new generation."""
+        await tx.execute(SQL["drop_sources"], self.principal, list(turns), list(events))
+
+    async def load(self, turn: TurnId) -> TurnRecord | None:
+        """A turn with its sources."""
+        rows = await self.database.fetch(SQL["load_turn"], self.principal, turn)
+        if not rows:
+            return None
+        first = rows[0]
+        room, thread = RoomId(first["room_id"]), EventId(first["thread_id"])
+        return TurnRecord(
+            turn_id=turn,
+            target=MessageTarget(room, thread or None, EventId(first["reply_to"]) or None),
+            requester=UserId(first["requester"]),
+            epoch=Epoch(first["epoch"]),
+            is_open=first["state"] == "open",
+            reason=Reason(first["reason"]),
+            generation=first["generation"],
+            model=first["model"],
+            opened_at=first["opened_at"],
+            sources=tuple(
+                TurnSource(EventId(r["event_id"]), Receipt(r["receipt"]), OrderKey(r["base"], r["page"], r["idx"]))
+                for r in rows
+            ),
+        )
+
+    async def require(self, turn: TurnId) -> TurnRecord:
+        """A turn that must exist. Raises CorruptState."""
+        record = await self.load(turn)
+        if record is None:
+            raise CorruptState(f"turn {turn} has no row or no sources")
+        return record
+
+    async def steps(self, turn: TurnRecord) -> list[StepRecord]:
+        """Completed steps of the current generation (D4)."""
+        rows = await self.database.fetch(SQL["load_steps"], turn.turn_id, turn.generation)
+        return [
+            StepRecord(r["step"], r["canonical_text"], r["replayable_text"], r["input_tokens"], r["output_tokens"])
+            for r in rows
+        ]
+
+    async def open_turns(self) -> list[TurnId]:
+        """What a start of service finds unfinished (D2)."""
+        return [turn_id_of(r["turn_id"]) for r in await self.database.fetch(SQL["open_turns"], self.principal)]
+
+    async def answers(self, conversation: Conversation, *, limit: int) -> list[AnswerRecord]:
+        """Our newest answers in a conversation, for its next prompt."""
+        rows = await self.database.fetch(
+            SQL["conversation_answers"], self.principal, conversation.room, conversation.stored_thread, limit
+        )
+        return [
+            AnswerRecord(
+                turn_id_of(r["turn_id"]),
+                OrderKey(r["base"], r["page"], r["idx"]),
+                r["replayable_text"],
+                r["closed_at"],
+            )
+            for r in rows
+        ]

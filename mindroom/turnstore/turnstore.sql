@@ -1,0 +1,80 @@
+-- name: open_turn
+-- A turn and its sources; a source that another turn holds refuses the whole (D2).
+WITH opened AS (
+    INSERT INTO turns (turn_id, principal, room_id, thread_id, reply_to, requester, epoch, kind, reason,
+                       config_generation, model)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, 'message', $8, $9, $10)
+    RETURNING turn_id
+)
+INSERT INTO turn_sources (turn_id, ordinal, principal, event_id, receipt, base, page, idx)
+SELECT o.turn_id, s.ordinal, $2, s.event_id, s.receipt, s.base, s.page, s.idx
+FROM opened o, unnest($11::text[], $12::bigint[], $13::bigint[], $14::bigint[], $15::int[])
+     WITH ORDINALITY AS s(event_id, receipt, base, page, idx, ordinal)
+
+-- name: append_step
+-- A completed model step is a fact; repeating it changes nothing (D4).
+INSERT INTO turn_steps (turn_id, generation, step, canonical_text, replayable_text, input_tokens, output_tokens)
+SELECT t.turn_id, $3, $4, $5, $6, $7, $8 FROM turns t WHERE t.turn_id = $2 AND t.principal = $1
+ON CONFLICT DO NOTHING
+
+-- name: close_turn
+-- Ends an open turn of this generation; no row means that it ended otherwise.
+UPDATE turns SET state = 'closed', outcome = $4, closed_at = mindroom_now(), input_tokens = $5, output_tokens = $6,
+       first_text_at = coalesce(first_text_at, mindroom_now() - make_interval(secs => $7))
+WHERE principal = $1 AND turn_id = $2 AND generation = $3 AND state = 'open' RETURNING turn_id
+
+-- name: close_answered
+-- Turns whose FINAL was seen in the room: whatever the process believed, they are answered (A6).
+UPDATE turns SET state = 'closed', outcome = 'answered', closed_at = mindroom_now()
+WHERE principal = $1 AND turn_id = ANY($2::uuid[]) AND state = 'open' RETURNING turn_id
+
+-- name: turns_losing
+-- Open turns that held these sources: which of them have lost all, and which go on with the rest.
+SELECT t.turn_id, t.generation, bool_and(q.receipt IS NULL) AS is_bare
+FROM turns t
+JOIN turn_sources mine ON mine.turn_id = t.turn_id AND mine.principal = $1 AND mine.event_id = ANY($2::text[])
+JOIN turn_sources s ON s.turn_id = t.turn_id
+LEFT JOIN journal_pending q ON q.receipt = s.receipt
+WHERE t.principal = $1 AND t.state = 'open'
+GROUP BY t.turn_id, t.generation
+
+-- name: end_turns
+-- Ends open turns that have no source left.
+UPDATE turns SET state = 'closed', outcome = $3, closed_at = mindroom_now()
+WHERE principal = $1 AND turn_id = ANY($2::uuid[]) AND state = 'open'
+
+-- name: drop_sources
+-- A turn that goes on without some of its sources starts a new generation.
+WITH gone AS (
+    DELETE FROM turn_sources s USING turns t
+    WHERE t.turn_id = s.turn_id AND t.state = 'open' AND s.principal = $1
+      AND s.turn_id = ANY($2::uuid[]) AND s.event_id = ANY($3::text[])
+    RETURNING s.turn_id
+)
+UPDATE turns SET generation = generation + 1 WHERE turn_id IN (SELECT turn_id FROM gone)
+
+-- name: load_turn
+-- A turn with its sources, in order.
+SELECT t.turn_id, t.room_id, t.thread_id, t.reply_to, t.requester, t.epoch, t.state, t.outcome, t.reason, t.generation,
+       t.model, t.opened_at, s.event_id, s.receipt, s.base, s.page, s.idx
+FROM turns t JOIN turn_sources s USING (turn_id)
+WHERE t.principal = $1 AND t.turn_id = $2 ORDER BY s.ordinal
+
+-- name: load_steps
+-- Completed steps of one generation.
+SELECT step, canonical_text, replayable_text, input_tokens, output_tokens FROM turn_steps
+WHERE turn_id = $1 AND generation = $2 ORDER BY step
+
+-- name: open_turns
+-- What a start of service finds unfinished (D2).
+SELECT turn_id FROM turns WHERE principal = $1 AND state = 'open' ORDER BY opened_at, turn_id
+
+-- name: conversation_answers
+-- Our own answers of a conversation at the place of their sources, as later prompts replay them.
+SELECT t.turn_id, a.base, a.page, a.idx, s.replayable_text, t.closed_at
+FROM turns t
+JOIN LATERAL (SELECT base, page, idx FROM turn_sources WHERE turn_id = t.turn_id ORDER BY ordinal DESC LIMIT 1) a ON true
+JOIN LATERAL (SELECT replayable_text FROM turn_steps WHERE turn_id = t.turn_id AND generation = t.generation
+              ORDER BY step DESC LIMIT 1) s ON true
+WHERE t.principal = $1 AND t.room_id = $2 AND t.thread_id = $3 AND t.state = 'closed' AND t.outcome = 'answered'
+ORDER BY t.opened_at DESC LIMIT $4
