@@ -51,7 +51,7 @@ def _clean_text(value: Any) -> str | None:
         text.encode()
     except RecursionError:
         raise ValueError("JSON is nested too deeply") from None
-    except ValueError:
+    except (ValueError, TypeError):
         return None
     return None if _NUL_ESCAPE in text else text
 
