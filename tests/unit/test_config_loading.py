@@ -134,6 +134,19 @@ def test_a_key_of_another_provider_is_not_offered_back() -> None:
     assert problems(text) == ["6: models.default.base_url: is not a known key."]
 
 
+def test_a_key_of_a_model_gets_the_near_match_of_its_provider() -> None:
+    model = "{provider: openai_like, id: x, base_url: 'http://h', timeout_second: 5}"
+    assert problems(small("{provider: offline}", model)) == [
+        "6: models.default.timeout_second: is not a known key. Did you mean 'timeout_seconds'?"
+    ]
+
+
+def test_a_key_without_a_value_is_told_once() -> None:
+    assert problems(small("assistant: {}", "assistant:")) == [
+        "8: agents.assistant: has no value; give it one or remove the key"
+    ]
+
+
 def test_all_problems_are_told_in_the_order_of_lines() -> None:
     text = """\
 matrix: {homeserver: 'ftp://x', server_name: localhost, registration: {shared_secret_env: S}}
