@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from mindroom.config import ThreadMode
 from mindroom.core.content import JsonObject, is_fallback_reply, relation, replied_event
 from mindroom.core.ids import Epoch, EventId, Receipt, RoomId, TurnId, UserId
 from mindroom.core.mentions import addressed
 from mindroom.core.values import Action, EventClass, EventKind, OrderKey, Reason, Verdict
 from mindroom.turns.ingress import PreparedIngress
-from mindroom.turns.threads import RepliedMessage, ThreadMode, conversation_of
+from mindroom.turns.threads import RepliedMessage, conversation_of
 
 _SPOKEN: Final = frozenset({"m.text", "m.emote"})
 """Message types whose body is what the sender says."""

@@ -5,10 +5,11 @@ answer to an unaddressed message at most, and one of each principal that is ment
 shows them as a table.
 """
 
+from mindroom.config import Answers
 from mindroom.core.ids import UserId
 from mindroom.core.values import Action, Reason, Verdict
 from mindroom.turns.ingress import PreparedIngress
-from mindroom.turns.snapshot import AnswersMode, ConversationSnapshot, SenderKind
+from mindroom.turns.snapshot import ConversationSnapshot, SenderKind
 
 
 def _addressed(ingress: PreparedIngress, me: UserId) -> Reason | None:
@@ -54,7 +55,7 @@ def _reason(ingress: PreparedIngress, snapshot: ConversationSnapshot) -> Reason:
     answerers = snapshot.answerers
     if snapshot.principal not in [responder.user_id for responder in answerers]:
         return Reason.UNAUTHORIZED
-    candidates = [responder.user_id for responder in answerers if responder.answers is AnswersMode.AUTO]
+    candidates = [responder.user_id for responder in answerers if responder.answers is Answers.AUTO]
     return (
         _addressed(ingress, snapshot.principal)
         or _in_thread(ingress, snapshot, candidates)

@@ -7,16 +7,9 @@ the stored verdict again (D1).
 from dataclasses import dataclass
 from enum import StrEnum
 
+from mindroom.config import Answers
 from mindroom.core.ids import UserId
 from mindroom.core.values import Membership
-
-
-class AnswersMode(StrEnum):
-    """When an agent may answer; equals the value in the configuration."""
-
-    AUTO = "auto"
-    MENTIONED = "mentioned"
-    """Only when somebody mentions it or replies to it; never a candidate."""
 
 
 class Authorization(StrEnum):
@@ -39,7 +32,7 @@ class Responder:
     """A hosted principal of the room, joined or invited."""
 
     user_id: UserId
-    answers: AnswersMode
+    answers: Answers
     membership: Membership
     authorization: Authorization
 

@@ -6,22 +6,15 @@ itself (R41).
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Final, TypeGuard
 
+from mindroom.config import ThreadMode
 from mindroom.core.content import relation, thread_root
 from mindroom.core.ids import EventId, RoomId, UserId
 from mindroom.core.values import Conversation, MessageTarget
 
 MAX_EVENT_ID_CHARS: Final = 255
 """The specification's limit, in bytes of what is ASCII in practice."""
-
-
-class ThreadMode(StrEnum):
-    """Where answers go; equals the value in the configuration."""
-
-    THREAD = "thread"
-    ROOM = "room"
 
 
 @dataclass(frozen=True, slots=True)

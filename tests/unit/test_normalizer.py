@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mindroom.config import ThreadMode
 from mindroom.core.content import relates_to
 from mindroom.core.ids import Epoch, EventId, Receipt, RoomId, TurnId, UserId
 from mindroom.core.mentions import Addressed
@@ -22,7 +23,7 @@ from mindroom.core.values import (
 )
 from mindroom.turns.ingress import PreparedIngress
 from mindroom.turns.normalizer import InboundTurnNormalizer, strip_reply_fallback
-from mindroom.turns.threads import RepliedMessage, ThreadMode, answer_target, conversation_of
+from mindroom.turns.threads import RepliedMessage, answer_target, conversation_of
 
 ROOM = RoomId("!room:example.org")
 SELF = EventId("$source")

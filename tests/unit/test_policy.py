@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from mindroom.config import Answers
 from mindroom.core.ids import Epoch, EventId, Receipt, RoomId, UserId
 from mindroom.core.mentions import Addressed
 from mindroom.core.values import Action, Conversation, EventClass, EventKind, Membership, OrderKey, Reason
 from mindroom.turns.ingress import PreparedIngress
 from mindroom.turns.policy import TurnPolicy
 from mindroom.turns.snapshot import (
-    AnswersMode,
     Authorization,
     ConversationSnapshot,
     Responder,
@@ -59,11 +59,11 @@ def replying_to(author: UserId) -> PreparedIngress:
 
 
 def agent(user_id: UserId) -> Responder:
-    return Responder(user_id, AnswersMode.AUTO, Membership.JOIN, Authorization.ALLOWED)
+    return Responder(user_id, Answers.AUTO, Membership.JOIN, Authorization.ALLOWED)
 
 
 def mentioned_only(user_id: UserId) -> Responder:
-    return replace(agent(user_id), answers=AnswersMode.MENTIONED)
+    return replace(agent(user_id), answers=Answers.MENTIONED)
 
 
 def refused(user_id: UserId) -> Responder:

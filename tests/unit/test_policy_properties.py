@@ -5,13 +5,13 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mindroom.config import Answers
 from mindroom.core.ids import Epoch, EventId, Receipt, RoomId, UserId
 from mindroom.core.mentions import Addressed
 from mindroom.core.values import Action, Conversation, EventClass, EventKind, Membership, OrderKey, Reason, Verdict
 from mindroom.turns.ingress import PreparedIngress
 from mindroom.turns.policy import TurnPolicy
 from mindroom.turns.snapshot import (
-    AnswersMode,
     Authorization,
     ConversationSnapshot,
     Responder,
@@ -30,7 +30,7 @@ def rooms(draw: st.DrawFn) -> list[ConversationSnapshot]:
     responders = tuple(
         Responder(
             user_id,
-            draw(st.sampled_from(AnswersMode)),
+            draw(st.sampled_from(Answers)),
             draw(st.sampled_from([Membership.JOIN, Membership.JOIN, Membership.INVITE, Membership.LEAVE])),
             draw(st.sampled_from([Authorization.ALLOWED, Authorization.ALLOWED, Authorization.DENIED])),
         )
@@ -136,7 +136,7 @@ def test_a_reply_is_answered_by_its_author_alone(room: list[ConversationSnapshot
 def test_an_agent_that_answers_only_mentions_stays_silent_without_one(
     room: list[ConversationSnapshot], message: PreparedIngress
 ) -> None:
-    quiet = {r.user_id for r in room[0].responders if r.answers is AnswersMode.MENTIONED}
+    quiet = {r.user_id for r in room[0].responders if r.answers is Answers.MENTIONED}
     assert not responding(room, message) & quiet
 
 
@@ -145,7 +145,7 @@ def test_an_agent_that_answers_only_mentions_stays_silent_without_one(
 def test_a_sole_candidate_answers_unless_humans_talk_among_themselves(
     room: list[ConversationSnapshot], message: PreparedIngress
 ) -> None:
-    auto = {r.user_id for r in room[0].answerers if r.answers is AnswersMode.AUTO} & able(room)
+    auto = {r.user_id for r in room[0].answerers if r.answers is Answers.AUTO} & able(room)
     activity = room[0].thread
     talking = message.conversation.thread and activity and len(activity.humans | {message.sender}) > 1
     if len(auto) == 1 and not talking:
