@@ -1,11 +1,12 @@
 """Providers that speak OpenAI's chat completions, through agno's model class: one HTTP attempt, streamed.
 
-Imported only by `configured`, in a thread and after `quiet`: the import costs about half a second and 30 MiB.
+Imported only by `configured`, in a thread and after `quiet`: its import is what makes the edge heavy.
 All models share one HTTP client, so one TLS context and one connection pool.
 """
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from copy import copy
 from typing import Any, Final
 
 import openai
@@ -17,17 +18,22 @@ from mindroom.core.ports import ModelDone, ModelEvent, ModelRequest, TextDelta
 from mindroom.models.failures import model_failure
 from mindroom.models.settings import ModelSettings
 
-PUBLIC_BASE_URL: Final = "https://api.openai.com/v1"
 NO_KEY: Final = "none"
 """Sent to servers that want no key; the SDK refuses an empty one."""
 CONNECT_TIMEOUT_SECONDS: Final = 10.0
 FINISH_REASON: Final = "finish_reason"
 
 
-class _Model(OpenAILike):  # type: ignore[misc]  # agno is untyped for us
-    """Keeps the finish reason, which agno drops: without it a cut stream looks like a complete answer."""
+class _Attempt(OpenAILike):  # type: ignore[misc]  # agno is untyped for us
+    """agno's model for one attempt; copied for each, since it carries the prompt between two calls of its base."""
+
+    def _format_all_messages(self, messages: list[Message], compress_tool_results: bool = False) -> list[Any]:
+        # As extra body, because the SDK walks `messages` through every message type it knows, which costs more than the call.
+        self.extra_body = {"messages": super()._format_all_messages(messages, compress_tool_results)}
+        return []
 
     def _parse_provider_response_delta(self, response_delta: Any) -> Any:
+        # agno drops the finish reason, without which a cut stream looks like a complete answer.
         response = super()._parse_provider_response_delta(response_delta)
         if response_delta.choices and (reason := response_delta.choices[0].finish_reason):
             response.provider_data = {**(response.provider_data or {}), FINISH_REASON: reason}
@@ -43,7 +49,7 @@ class OpenAILikeModels:
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """As ModelPort.stream. An answer that stops without a finish reason or usage is a NETWORK failure."""
-        model = self._models[request.model]
+        model = copy(self._models[request.model])
         messages = [Message(role=message.role, content=message.text) for message in request.messages]
         usage: Any = None
         finished = False
@@ -72,15 +78,15 @@ class OpenAILikeModels:
         """Close every connection."""
         await self._http.aclose()
 
-    def _build(self, settings: ModelSettings) -> _Model:
+    def _build(self, settings: ModelSettings) -> _Attempt:
         timeout = openai.Timeout(
             settings.timeout_seconds, connect=min(CONNECT_TIMEOUT_SECONDS, settings.timeout_seconds)
         )
         client = openai.AsyncOpenAI(
             api_key=settings.api_key or NO_KEY,
-            base_url=settings.base_url or PUBLIC_BASE_URL,
+            base_url=settings.base_url,
             timeout=timeout,
             max_retries=0,
             http_client=self._http,
         )
-        return _Model(id=settings.id, api_key=settings.api_key or NO_KEY, async_client=client, max_retries=0, retries=0)
+        return _Attempt(id=settings.id, async_client=client, max_retries=0, retries=0)

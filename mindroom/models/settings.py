@@ -21,7 +21,7 @@ class ModelSettings:
     id: str
     """The provider's name for it."""
     base_url: str = ""
-    """Empty means the provider's public address."""
+    """Where `openai_like` requests go; unused by `offline`."""
     api_key: str = field(default="", repr=False)
     timeout_seconds: float = 120.0
     """The longest silence of the provider that is borne, before and between pieces of an answer."""
