@@ -28,7 +28,7 @@ class _Attempt(OpenAILike):  # type: ignore[misc]  # agno is untyped for us
     """agno's model for one attempt; copied for each, since it carries the prompt between two calls of its base."""
 
     def _format_all_messages(self, messages: list[Message], compress_tool_results: bool = False) -> list[Any]:
-        # As extra body, because the SDK walks `messages` through every message type it knows, which costs more than the call.
+        # As extra body: the SDK walks `messages` through every type it knows, which costs more than the call itself.
         self.extra_body = {"messages": super()._format_all_messages(messages, compress_tool_results)}
         return []
 

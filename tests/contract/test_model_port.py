@@ -120,6 +120,16 @@ async def test_all_models_share_one_pool_of_connections(models: ConfiguredModels
     assert server.stats.connections == 1
 
 
+@pytest.mark.parametrize("model", ["offline", "http"])
+async def test_answers_asked_for_at_once_do_not_mix(models: ConfiguredModels, model: str) -> None:
+    async def answer(number: int) -> str:
+        events = models.stream(request(model, f"[2026-01-02 12:00] Alice: tok-{number} please"))
+        return "".join([event.text async for event in events if isinstance(event, TextDelta)])
+
+    answers = await asyncio.gather(*(answer(number) for number in range(20)))
+    assert all(text.endswith(f": tok-{number} please") for number, text in enumerate(answers))
+
+
 async def test_a_provider_without_usage_counts_nothing(models: ConfiguredModels, server: OpenAIServer) -> None:
     server.behaviour.sends_usage = False
     _, done = await collect(models)

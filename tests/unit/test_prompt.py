@@ -38,9 +38,7 @@ def answered(text: str, *, minute: int = 0) -> PromptEntry:
 def prompt(
     *newest: PromptEntry, history: tuple[PromptEntry, ...] = (), budget_characters: int = 48_000
 ) -> tuple[PromptMessage, ...]:
-    return build_prompt(
-        COOK, history=history, newest=newest, surroundings=KITCHEN, budget_characters=budget_characters
-    )
+    return build_prompt(COOK, history=history, newest=newest, surroundings=KITCHEN, budget_characters=budget_characters)
 
 
 def test_others_are_user_turns_opened_by_time_and_name_and_our_answers_assistant_turns() -> None:

@@ -189,9 +189,7 @@ def test_a_slow_notify_listener_is_counted(faults: Faults) -> None:
     assert faults == [("told", ListenerFault.OVER_BUDGET)]
 
 
-@pytest.mark.parametrize(
-    ("mode", "on_failure"), [(SeamMode.WRAP, OnFailure.OPEN), (SeamMode.NOTIFY, OnFailure.CLOSED)]
-)
+@pytest.mark.parametrize(("mode", "on_failure"), [(SeamMode.WRAP, OnFailure.OPEN), (SeamMode.NOTIFY, OnFailure.CLOSED)])
 def test_what_decides_must_fail_closed_and_what_is_told_open(mode: SeamMode, on_failure: OnFailure) -> None:
     with pytest.raises(ValueError, match="odd"):
         EventDef("odd", payload=int, result=str, mode=mode, on_failure=on_failure, budget_seconds=None)
