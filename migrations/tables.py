@@ -410,7 +410,7 @@ Table(
     _time("acked_at", nullable=True),
     PrimaryKeyConstraint("delivery_id", "stage"),
     _one_of("delivery_outbox", "stage", "initial", "final"),
-    _one_of("delivery_outbox", "purpose", "answer", "notice", "adopted"),
+    _one_of("delivery_outbox", "purpose", "answer", "notice", "withdrawal", "adopted"),
     _one_of("delivery_outbox", "state", "queued", "claimed", "acked", "retired", "failed"),
     CheckConstraint("state <> 'acked' OR acked_event_id IS NOT NULL", name="delivery_outbox_acked"),
     CheckConstraint(

@@ -177,7 +177,7 @@ COMMENT ON COLUMN delivery_outbox.delivery_id IS 'Derived from what is said, so 
 COMMENT ON COLUMN delivery_outbox.stage IS 'initial is the placeholder, final the last word.';
 COMMENT ON COLUMN delivery_outbox.turn_id IS 'The turn that speaks; NULL for notices outside turns.';
 COMMENT ON COLUMN delivery_outbox.generation IS 'Generation of the turn that speaks.';
-COMMENT ON COLUMN delivery_outbox.purpose IS 'An answer, a notice of the runtime, or one found already said and adopted.';
+COMMENT ON COLUMN delivery_outbox.purpose IS 'An answer, a notice of the runtime, the removal of a placeholder that no answer followed, or one found already said and adopted.';
 COMMENT ON COLUMN delivery_outbox.thread_id IS 'Thread root; empty text is the main timeline.';
 COMMENT ON COLUMN delivery_outbox.epoch IS 'Membership generation; after a departure the row is not sent (F2).';
 COMMENT ON COLUMN delivery_outbox.content IS 'What to say.';

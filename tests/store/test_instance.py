@@ -14,7 +14,6 @@ import pytest
 from mindroom.core import faults
 from mindroom.core.errors import DatabaseUnavailable, UserError
 from mindroom.core.faults import Fault, FaultPlan, InjectedFault, Moment
-from mindroom.db import schema
 from mindroom.db.instance import Arrival, Instance, adopt, init_instance
 from mindroom.db.sealing import KEY_VARIABLE
 
@@ -49,10 +48,8 @@ class Folder:
 
 @pytest.fixture
 async def connection(database_dsn: str) -> AsyncIterator[Any]:
-    await schema.upgrade_if_needed(database_dsn)
     opened = await asyncpg.connect(database_dsn)
     try:
-        await opened.execute("DELETE FROM instance")
         yield opened
     finally:
         await opened.close()

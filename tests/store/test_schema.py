@@ -64,38 +64,14 @@ async def _connected(dsn: str) -> AsyncIterator[Any]:
         await connection.close()
 
 
-class Databases:
-    """Empty databases beside the one the fixture offers."""
-
-    def __init__(self, dsn: str) -> None:
-        self._dsn = dsn
-        self._names: list[str] = []
-
-    async def empty(self, options: str = "") -> str:
-        name = f"schema_{uuid4().hex}"
-        async with _connected(self._dsn) as connection:
-            await connection.execute(f"CREATE DATABASE {name} TEMPLATE template0 {options}")
-        self._names.append(name)
-        return urlsplit(self._dsn)._replace(path=f"/{name}").geturl()
-
-    async def drop_all(self) -> None:
-        async with _connected(self._dsn) as connection:
-            for name in self._names:
-                await connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
-
-
 @pytest.fixture
-async def databases(database_dsn: str) -> AsyncIterator[Databases]:
-    found = Databases(database_dsn)
-    yield found
-    await found.drop_all()
-
-
-@pytest.fixture
-async def upgraded(databases: Databases) -> str:
-    dsn = await databases.empty()
-    await schema.upgrade(dsn)
-    return dsn
+async def empty_database_dsn(database_dsn: str) -> AsyncIterator[str]:
+    """A database without any schema, beside the upgraded one."""
+    name = f"empty_{uuid4().hex[:12]}"
+    async with _connected(database_dsn) as connection:
+        await connection.execute(f"CREATE DATABASE {name} TEMPLATE template0")
+        yield urlsplit(database_dsn)._replace(path=f"/{name}").geturl()
+        await connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
 
 async def _catalog(dsn: str) -> dict[str, list[tuple[Any, ...]]]:
@@ -117,25 +93,24 @@ async def _create_from_tables(dsn: str) -> None:
     await engine.dispose()
 
 
-async def test_revisions_and_tables_build_the_same_catalog(upgraded: str, databases: Databases) -> None:
-    described = await databases.empty()
-    await _create_from_tables(described)
-    by_revisions, by_tables = await _catalog(upgraded), await _catalog(described)
+async def test_revisions_and_tables_build_the_same_catalog(database_dsn: str, empty_database_dsn: str) -> None:
+    await _create_from_tables(empty_database_dsn)
+    by_revisions, by_tables = await _catalog(database_dsn), await _catalog(empty_database_dsn)
     assert len(by_revisions["tables"]) > 20
     for part in CATALOG:
         assert by_tables[part] == by_revisions[part], part
 
 
 @pytest.mark.parametrize("kind", COMMENTED)
-async def test_everything_in_the_schema_carries_a_comment(upgraded: str, kind: str) -> None:
-    async with _connected(upgraded) as connection:
+async def test_everything_in_the_schema_carries_a_comment(database_dsn: str, kind: str) -> None:
+    async with _connected(database_dsn) as connection:
         rows = await connection.fetch(COMMENTED[kind])
     assert rows
     assert [name for name, comment in rows if not comment] == []
 
 
-async def test_the_reference_page_is_what_the_comments_say(upgraded: str) -> None:
-    async with _connected(upgraded) as connection:
+async def test_the_reference_page_is_what_the_comments_say(database_dsn: str) -> None:
+    async with _connected(database_dsn) as connection:
         page = await reference.render(connection)
         names = [row[0] for query in COMMENTED.values() for row in await connection.fetch(query)]
     assert [name for name in names if name not in page] == []
@@ -144,13 +119,13 @@ async def test_the_reference_page_is_what_the_comments_say(upgraded: str) -> Non
     )
 
 
-async def test_the_documented_question_works(upgraded: str) -> None:
-    async with _connected(upgraded) as connection:
+async def test_the_documented_question_works(database_dsn: str) -> None:
+    async with _connected(database_dsn) as connection:
         assert await connection.fetch("SELECT state, COUNT(*) FROM journal_events GROUP BY state") == []
 
 
-async def test_text_ids_compare_by_bytes_in_every_table(upgraded: str) -> None:
-    async with _connected(upgraded) as connection:
+async def test_text_ids_compare_by_bytes_in_every_table(database_dsn: str) -> None:
+    async with _connected(database_dsn) as connection:
         columns = await connection.fetch(
             "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'public'"
             " AND table_name <> 'journal_events' AND data_type = 'text' AND collation_name IS DISTINCT FROM 'C'"
@@ -173,88 +148,89 @@ def test_asking_for_the_schema_loads_neither_sqlalchemy_nor_alembic() -> None:
     assert done.stdout.strip() == "[]"
 
 
-async def test_an_empty_database_is_refused_and_the_command_named(databases: Databases) -> None:
-    dsn = await databases.empty()
-    assert await schema.read_revision(dsn) is None
+async def test_an_empty_database_is_refused_and_the_command_named(empty_database_dsn: str) -> None:
+    assert await schema.read_revision(empty_database_dsn) is None
     with pytest.raises(UserError, match=r"no MindRoom schema yet.*r0001_spine.*mindroom db upgrade"):
-        await schema.check_schema(dsn)
+        await schema.check_schema(empty_database_dsn)
 
 
-async def test_an_upgraded_database_is_accepted(upgraded: str) -> None:
-    await schema.check_schema(upgraded)
-    assert await schema.read_revision(upgraded) == schema.EXPECTED_REVISION
-    async with _connected(upgraded) as connection:
+async def test_an_upgraded_database_is_accepted(database_dsn: str) -> None:
+    await schema.check_schema(database_dsn)
+    assert await schema.read_revision(database_dsn) == schema.EXPECTED_REVISION
+    async with _connected(database_dsn) as connection:
         assert await schema.read_revision(connection) == schema.EXPECTED_REVISION
 
 
-async def test_an_older_schema_is_refused_and_the_command_named(upgraded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_older_schema_is_refused_and_the_command_named(
+    database_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(schema, "REVISIONS", (*schema.REVISIONS, "r0002_next"))
     monkeypatch.setattr(schema, "EXPECTED_REVISION", "r0002_next")
     with pytest.raises(UserError, match=r"older schema r0001_spine.*needs r0002_next.*mindroom db upgrade"):
-        await schema.check_schema(upgraded)
+        await schema.check_schema(database_dsn)
 
 
-async def test_a_newer_schema_is_refused_and_never_taken_back(upgraded: str) -> None:
-    async with _connected(upgraded) as connection:
+async def test_a_newer_schema_is_refused_and_never_taken_back(database_dsn: str) -> None:
+    async with _connected(database_dsn) as connection:
         await connection.execute("UPDATE alembic_version SET version_num = 'r9999_future'")
     for attempt in (schema.check_schema, schema.upgrade, schema.upgrade_if_needed):
         with pytest.raises(UserError, match=r"r9999_future.*newer MindRoom.*mindroom db upgrade"):
-            await attempt(upgraded)
-    assert await schema.read_revision(upgraded) == "r9999_future"
+            await attempt(database_dsn)
+    assert await schema.read_revision(database_dsn) == "r9999_future"
 
 
-async def test_an_upgrade_says_what_it_does_and_a_second_one_has_nothing_to_do(databases: Databases) -> None:
-    dsn = await databases.empty()
+async def test_an_upgrade_says_what_it_does_and_a_second_one_has_nothing_to_do(empty_database_dsn: str) -> None:
     lines: list[str] = []
-    await schema.upgrade(dsn, progress=lines.append)
+    await schema.upgrade(empty_database_dsn, progress=lines.append)
     assert lines == ["schema r0001_spine: the spine: heard, did, said and control"]
-    await schema.upgrade(dsn, progress=lines.append)
+    await schema.upgrade(empty_database_dsn, progress=lines.append)
     assert len(lines) == 1
 
 
-async def test_two_upgrades_at_once_are_safe(databases: Databases) -> None:
-    dsn = await databases.empty()
+async def test_two_upgrades_at_once_are_safe(empty_database_dsn: str) -> None:
     lines: list[str] = []
-    await asyncio.gather(*(schema.upgrade(dsn, progress=lines.append) for _ in range(2)))
+    await asyncio.gather(*(schema.upgrade(empty_database_dsn, progress=lines.append) for _ in range(2)))
     assert len(lines) == 1
-    await schema.check_schema(dsn)
+    await schema.check_schema(empty_database_dsn)
 
 
 async def test_no_process_starts_when_the_revision_is_the_expected_one(
-    upgraded: str, databases: Databases, monkeypatch: pytest.MonkeyPatch
+    database_dsn: str, empty_database_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    empty = await databases.empty()
 
     async def refuse(*arguments: Any, **options: Any) -> None:
         raise AssertionError("a child process was started")
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
-    await schema.upgrade_if_needed(upgraded)
+    await schema.upgrade_if_needed(database_dsn)
     with pytest.raises(AssertionError, match="a child process"):
-        await schema.upgrade_if_needed(empty)
+        await schema.upgrade_if_needed(empty_database_dsn)
 
 
-async def test_a_failed_upgrade_changes_nothing_and_gives_the_reason(databases: Databases) -> None:
-    dsn = await databases.empty()
-    async with _connected(dsn) as connection:
+async def test_a_failed_upgrade_changes_nothing_and_gives_the_reason(empty_database_dsn: str) -> None:
+    async with _connected(empty_database_dsn) as connection:
         await connection.execute("CREATE TABLE delivery_outbox ()")
     with pytest.raises(UserError, match=r'nothing was changed.*relation "delivery_outbox" already exists'):
-        await schema.upgrade(dsn)
-    assert await schema.read_revision(dsn) is None
-    assert (await _catalog(dsn))["tables"] == [("delivery_outbox",)]
+        await schema.upgrade(empty_database_dsn)
+    assert await schema.read_revision(empty_database_dsn) is None
+    assert (await _catalog(empty_database_dsn))["tables"] == [("delivery_outbox",)]
 
 
-async def test_a_database_of_another_encoding_is_refused_with_the_remedy(databases: Databases) -> None:
-    dsn = await databases.empty("ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'")
+async def test_a_database_of_another_encoding_is_refused_with_the_remedy(
+    database_dsn: str, empty_database_dsn: str
+) -> None:
+    name = urlsplit(empty_database_dsn).path.removeprefix("/")
+    async with _connected(database_dsn) as connection:
+        await connection.execute(f"DROP DATABASE {name}")
+        await connection.execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'SQL_ASCII' LOCALE 'C'")
     with pytest.raises(UserError, match="ENCODING 'UTF8'"):
-        await schema.upgrade(dsn)
+        await schema.upgrade(empty_database_dsn)
 
 
-async def test_a_cancelled_upgrade_ends_its_process_and_changes_nothing(databases: Databases) -> None:
-    dsn = await databases.empty()
-    async with _connected(dsn) as connection:
+async def test_a_cancelled_upgrade_ends_its_process_and_changes_nothing(empty_database_dsn: str) -> None:
+    async with _connected(empty_database_dsn) as connection:
         await connection.execute("SELECT pg_advisory_lock($1)", LOCK_KEY)
-        running = asyncio.create_task(schema.upgrade(dsn))
+        running = asyncio.create_task(schema.upgrade(empty_database_dsn))
         backends = (
             "SELECT pid FROM pg_sleep(0.01), pg_stat_activity"
             " WHERE application_name = 'mindroom db upgrade' AND datname = current_database()"
@@ -267,11 +243,11 @@ async def test_a_cancelled_upgrade_ends_its_process_and_changes_nothing(database
         await connection.execute("SELECT pg_advisory_unlock($1)", LOCK_KEY)
         while await connection.fetchval(backends) is not None:
             pass
-    assert (await _catalog(dsn))["tables"] == []
+    assert (await _catalog(empty_database_dsn))["tables"] == []
 
 
 async def test_the_child_gets_neither_our_secrets_nor_the_dsn_where_others_can_see_it(
-    databases: Databases, monkeypatch: pytest.MonkeyPatch
+    empty_database_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I3: the key and model keys stay here; the DSN goes over standard input."""
     seen: list[Any] = []
@@ -285,24 +261,22 @@ async def test_the_child_gets_neither_our_secrets_nor_the_dsn_where_others_can_s
         monkeypatch.setenv(name, "hunter2")
     monkeypatch.setenv("PGAPPNAME", "kept")
     monkeypatch.setattr(asyncio, "create_subprocess_exec", watch)
-    dsn = await databases.empty()
-    await schema.upgrade(dsn)
+    await schema.upgrade(empty_database_dsn)
     [(arguments, environment)] = seen
-    assert dsn not in " ".join(arguments)
-    assert dsn not in environment.values()
+    assert empty_database_dsn not in " ".join(arguments)
+    assert empty_database_dsn not in environment.values()
     assert "hunter2" not in environment.values()
     assert environment["PGAPPNAME"] == "kept"
 
 
 async def test_a_folder_called_migrations_where_the_user_stands_is_not_ours(
-    databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty_database_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "migrations").mkdir()
     (tmp_path / "migrations" / "__init__.py").write_text("raise SystemExit(3)")
     monkeypatch.chdir(tmp_path)
-    dsn = await databases.empty()
-    await schema.upgrade(dsn)
-    await schema.check_schema(dsn)
+    await schema.upgrade(empty_database_dsn)
+    await schema.check_schema(empty_database_dsn)
 
 
 @pytest.mark.parametrize("dsn", ["mysql://root:hunter2@host/db", "postgresql://u:hunter2@host:port/db"])
