@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -304,3 +305,27 @@ def test_an_installation_without_migrations_is_named(tmp_path: Path, monkeypatch
         schema.migrations_package()
     (tmp_path / "mindroom_migrations" / "versions").mkdir(parents=True)
     assert schema.migrations_package() == (tmp_path, "mindroom_migrations")
+
+
+async def test_the_migrations_of_an_installed_wheel_run_under_their_own_name(
+    empty_database_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(CHECKOUT / "migrations", tmp_path / "mindroom_migrations")
+    monkeypatch.setattr("mindroom.__file__", os.fspath(tmp_path / "mindroom" / "__init__.py"))
+    assert schema.migrations_package() == (tmp_path, "mindroom_migrations")
+    await schema.upgrade(empty_database_dsn)
+    await schema.check_schema(empty_database_dsn)
+
+
+async def test_a_process_that_cannot_start_leaves_its_last_words(
+    empty_database_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken.py").write_text(
+        "import sys\nfor i in range(20): print('line', i, file=sys.stderr)\nsys.exit(3)"
+    )
+    monkeypatch.setattr(schema, "migrations_package", lambda: (tmp_path, "broken"))
+    with pytest.raises(UserError, match=r"nothing was changed\. line 12\n(.*\n)*line 19$"):
+        await schema.upgrade(empty_database_dsn)
+    (tmp_path / "broken.py").write_text("raise SystemExit(3)")
+    with pytest.raises(UserError, match="ended with code 3"):
+        await schema.upgrade(empty_database_dsn)
