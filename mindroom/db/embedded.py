@@ -156,7 +156,6 @@ class EmbeddedPostgres:
             log=self._folder.logs / "postgres.log",
             death_signal=signal.SIGINT,
             user_id=NOBODY if disguise is _Disguise.NOBODY else 0,
-            environment=_environment(),
             stdin=stdin,
             clock=self._clock,
         )
@@ -260,11 +259,6 @@ def _wheel_bindir() -> Path:
             "or set DATABASE_URL to a PostgreSQL server."
         )
     return Path(spec.origin).parent / "pginstall" / "bin"
-
-
-def _environment() -> dict[str, str]:
-    """Without PG* variables of the person at the terminal, which would reach initdb and the server."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("PG")}
 
 
 def _disguise(folder: DataFolder) -> _Disguise:

@@ -28,6 +28,7 @@ NOBODY = 65534
 """The user a root owner lends to servers that refuse to run as root."""
 
 _POLL_SECONDS = 0.02
+_REAP_SECONDS = 5.0  # after SIGKILL only the kernel is waited for
 _LOG_ROTATE_BYTES = 8 * 2**20
 
 
@@ -150,6 +151,7 @@ class FolderLock:
         self.release()
 
 
+_ENVIRONMENT = frozenset({"PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH"})
 _LAUNCHER = """
 import ctypes, os, sys
 owner, death_signal, user = map(int, sys.argv[1:4])
@@ -165,7 +167,7 @@ os.execvp(sys.argv[4], sys.argv[4:])
 
 
 class OwnedProcess:
-    """A server that ends when we do, also when we are killed -9; deaf to the terminal's Ctrl-C.
+    """A server that ends when we do, also when we are killed -9; deaf to the terminal's Ctrl-C, told no secret (I3).
 
     The kernel sends the death signal when the *thread* that forked ends, hence the main-thread rule. Not bound to an
     event loop: it may be started in one and stopped in another.
@@ -179,7 +181,6 @@ class OwnedProcess:
         log: Path,
         death_signal: signal.Signals,
         user_id: int = 0,
-        environment: dict[str, str] | None = None,
         stdin: IO[bytes] | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -197,7 +198,7 @@ class OwnedProcess:
                 stdin=stdin or subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
-                env=environment,
+                env=_environment(),
                 start_new_session=True,
             )
 
@@ -242,7 +243,7 @@ class OwnedProcess:
                 return
         if self.alive:
             self._process.kill()
-            await self.wait(timeout_seconds=patience_seconds)
+            await self.wait(timeout_seconds=_REAP_SECONDS)
 
 
 def processes_in(folder: Path, *, program: str) -> tuple[int, ...]:
@@ -258,6 +259,10 @@ def processes_in(folder: Path, *, program: str) -> tuple[int, ...]:
         except OSError:  # it ended meanwhile, or belongs to another user
             continue
     return tuple(sorted(found))
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name in _ENVIRONMENT or name.startswith("LC_")}
 
 
 def _own_folder(path: Path) -> Path:

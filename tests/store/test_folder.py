@@ -10,8 +10,8 @@ import pytest
 
 from mindroom.core.clock import TestClock
 from mindroom.core.errors import UserError
-from mindroom.db.folder import SOCKET_PATH_LIMIT_BYTES, DataFolder, processes_in
-from tests.support.owner import Owner
+from mindroom.db.folder import SOCKET_PATH_LIMIT_BYTES, DataFolder, OwnedProcess, processes_in
+from tests.support.owner import Owner, wait_until
 
 HOLDER = """
 from types import SimpleNamespace
@@ -133,6 +133,38 @@ async def test_waiting_for_the_lock_ends_with_its_timeout(short_path: Path) -> N
         await clock.advance(0.2)
         with pytest.raises(UserError, match="in use"):
             await waiting
+
+
+async def test_a_server_process_is_told_no_secret(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I3: never in a child's environment."""
+    monkeypatch.setenv("SOME_API_KEY", "sk-secret")
+    monkeypatch.setenv("PGPASSWORD", "secret")
+    process = OwnedProcess(["/usr/bin/env"], cwd=short_path, log=short_path / "log", death_signal=signal.SIGTERM)
+    assert await process.wait(timeout_seconds=10)
+    shown = process.log_tail(lines=1000)
+    assert "PATH=" in shown
+    assert "secret" not in shown
+
+
+async def test_a_process_deaf_to_every_polite_signal_is_killed(short_path: Path) -> None:
+    stubborn = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+    )
+    process = OwnedProcess(
+        [sys.executable, "-c", stubborn], cwd=short_path, log=short_path / "log", death_signal=signal.SIGTERM
+    )
+    await wait_until(lambda: "deaf" in process.log_tail())
+    await process.stop(signal.SIGTERM, patience_seconds=0.1)
+    assert process.exit_code == -signal.SIGKILL
+
+
+async def test_a_log_that_grew_large_is_set_aside(short_path: Path) -> None:
+    log = short_path / "log"
+    log.write_bytes(b"x" * (8 * 2**20))
+    process = OwnedProcess(["/bin/echo", "new"], cwd=short_path, log=log, death_signal=signal.SIGTERM)
+    assert await process.wait(timeout_seconds=10)
+    assert process.log_tail() == "new"
+    assert sorted(os.listdir(short_path)) == ["log", "log.1"]
 
 
 def test_processes_are_found_by_where_they_work_and_what_they_are(short_path: Path) -> None:
