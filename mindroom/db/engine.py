@@ -18,7 +18,7 @@ import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from mindroom.core import faults
-from mindroom.core.errors import DatabaseUnavailable, FenceLost
+from mindroom.core.errors import CorruptState, DatabaseUnavailable, FenceLost
 from mindroom.core.faults import Fault, InjectedFault
 from mindroom.core.ids import Fence, PrincipalId
 from mindroom.core.metrics import Metrics
@@ -26,14 +26,17 @@ from mindroom.core.metrics import Metrics
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
-# Classes of SQLSTATE that say "not now": connection, resources, operator intervention, serialization, lock timeouts.
-_UNAVAILABLE_CLASSES = ("08", "53", "57", "40", "55P03", "25P03")
+# SQLSTATEs that say "not now": connection, resources, operator intervention, serialization, lock timeouts, a session
+# ended in its transaction, and a server that became a standby.
+_UNAVAILABLE_CLASSES = ("08", "53", "57", "40", "55P03", "25P03", "25006")
 _FATE_PATIENCE_SECONDS = 30.0
 _RERUN_ATTEMPTS = 6
 
 _GUARD = """/* mindroom:guard */ SELECT pg_current_xact_id()::text AS xid, pg_backend_pid() AS pid, fence
 FROM principal_fence WHERE principal = $1 FOR SHARE"""
 _BEGIN_UNGUARDED = "/* mindroom:begin */ SELECT pg_current_xact_id()::text AS xid, pg_backend_pid() AS pid"
+_FATE = "/* mindroom:fate */ SELECT pg_xact_status($1::text::xid8) AS status"
+_END_BACKEND = "/* mindroom:end_backend */ SELECT pg_terminate_backend($1)"
 
 
 def unavailable(error: BaseException) -> bool:
@@ -89,15 +92,16 @@ class Tx:
 class Database:
     """A pool on one PostgreSQL database. Reads may use `read`; every write is a named transaction."""
 
-    def __init__(self, pool: asyncpg.Pool, metrics: Metrics) -> None:
+    def __init__(self, pool: asyncpg.Pool, metrics: Metrics, *, acquire_seconds: float = 10.0) -> None:
         self._pool = pool
+        self._acquire_seconds = acquire_seconds
         self.metrics = metrics
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Any]:
         waited = time.perf_counter()
         async with database_errors():
-            connection = await self._pool.acquire(timeout=10)
+            connection = await self._pool.acquire(timeout=self._acquire_seconds)
         self.metrics.db_pool_wait_seconds.observe(time.perf_counter() - waited)
         try:
             yield connection
@@ -157,12 +161,15 @@ class Database:
     async def _abandon(self, connection: Any, *, cut: bool) -> None:
         """End an uncommitted transaction; a connection in doubt is thrown away."""
         if cut:
-            connection.terminate()
+            _cut(connection)
             return
         try:
-            await asyncio.shield(asyncio.wait_for(connection.execute("ROLLBACK"), timeout=5))
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, asyncio.CancelledError):
-            connection.terminate()
+            await asyncio.wait_for(connection.execute("ROLLBACK"), timeout=5)
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+            _cut(connection)
+        except asyncio.CancelledError:
+            _cut(connection)
+            raise
 
     async def _commit(self, connection: Any, name: str, xid: str, pid: int) -> bool:
         """COMMIT whatever happens to the caller; returns whether the caller was cancelled meanwhile."""
@@ -173,21 +180,27 @@ class Database:
                 await asyncio.shield(work)
             except asyncio.CancelledError:
                 cancelled = True
-            except BaseException:  # noqa: BLE001 - read from the task below
+            except BaseException:  # read from the task below
                 break
-        work.result()
+        try:
+            work.result()
+        except DatabaseUnavailable:
+            if cancelled:  # a rerun would swallow the cancellation
+                raise asyncio.CancelledError from None
+            raise
         return cancelled
 
     async def _commit_or_ask(self, connection: Any, name: str, xid: str, pid: int) -> None:
         try:
-            await connection.execute("COMMIT")
+            if await connection.execute("COMMIT") != "COMMIT":
+                raise CorruptState(f"{name}: a statement failed, its error was swallowed, and nothing was written")
             faults.hit(f"tx.{name}", "after")
         except InjectedFault:
-            connection.terminate()
+            _cut(connection)
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
             if not unavailable(error):
                 raise
-            connection.terminate()
+            _cut(connection)
         else:
             return
         if not await self._fate(xid, pid):
@@ -199,16 +212,15 @@ class Database:
         deadline = time.monotonic() + _FATE_PATIENCE_SECONDS
         pause = 0.02
         while time.monotonic() < deadline:
-            try:
-                row = await self.fetchrow("SELECT pg_xact_status($1::text::xid8) AS status", xid)
-            except DatabaseUnavailable:
-                row = None
-            except asyncpg.PostgresError:
-                return False  # a transaction id "in the future": the server lost it
-            if row is not None and row["status"] != "in progress":
-                return bool(row["status"] == "committed")
-            if row is not None:
-                await self.fetch("SELECT pg_terminate_backend($1)", pid)
+            with suppress(DatabaseUnavailable):
+                try:
+                    row = await self.fetchrow(_FATE, xid)
+                except asyncpg.PostgresError:
+                    return False  # a transaction id "in the future": the server lost it
+                status = row["status"] if row is not None else None
+                if status != "in progress":
+                    return bool(status == "committed")
+                await self.fetch(_END_BACKEND, pid)
             await asyncio.sleep(pause)
             pause = min(pause * 2, 1.0)
         raise DatabaseUnavailable("the fate of a commit could not be asked")
@@ -235,16 +247,29 @@ class Database:
             self._pool.terminate()
 
 
+def _cut(connection: Any) -> None:
+    """Drop a connection in doubt; the pool has taken back one that is already closed and refuses any call on it."""
+    with suppress(asyncpg.InterfaceError):
+        connection.terminate()
+
+
 async def _keep_session(_connection: Any) -> None:
     """Sessions carry no state worth a RESET round trip."""
 
 
 async def connect(
-    dsn: str, *, metrics: Metrics, pool_size: int = 8, lease_ttl_seconds: float = 15.0, statement_cache_size: int = 200
+    dsn: str,
+    *,
+    metrics: Metrics,
+    pool_size: int = 8,
+    lease_ttl_seconds: float = 15.0,
+    statement_cache_size: int = 200,
+    acquire_seconds: float = 10.0,
 ) -> Database:
     """Open a pool. `statement_cache_size` 0 is what PgBouncer in transaction mode needs.
 
-    `lease_ttl_seconds` bounds how long a stopped session may hold a transaction open (TTL / 3).
+    `lease_ttl_seconds` bounds how long a stopped session may hold a transaction open (TTL / 3); `acquire_seconds` how
+    long a caller waits for a free connection. Raises DatabaseUnavailable.
     """
     async with database_errors():
         pool = await asyncpg.create_pool(
@@ -263,4 +288,4 @@ async def connect(
                 "default_transaction_isolation": "read committed",
             },
         )
-    return Database(pool, metrics)
+    return Database(pool, metrics, acquire_seconds=acquire_seconds)

@@ -63,6 +63,7 @@ class Lease:
                 async with self.database.transaction(name, guard=(self.principal, self.fence)) as tx:
                     yield tx
             except FenceLost:
+                self.end()
                 self.lost.set()
                 raise
 
@@ -71,8 +72,7 @@ class Lease:
 
         async def once() -> T:
             async with self.transaction(name) as tx:
-                result = await body(tx)
-            return result
+                return await body(tx)
 
         return await self.database.rerun(name, once)
 
@@ -82,6 +82,10 @@ class Lease:
         if left <= 0:
             raise DependencyError(f"lease of {self.name} is in doubt")
         return min(left, EFFECT_TIMEOUT_SECONDS)
+
+    def end(self) -> None:
+        """No external effect starts any more, whatever the lease had left."""
+        self.trusted_until = float("-inf")
 
 
 class LeaseKeeper:
@@ -111,6 +115,9 @@ class LeaseKeeper:
         fence = await self._database.rerun("lease.take", once)
         if fence is None:
             return None
+        if (former := self._leases.get(principal)) is not None:
+            former.end()
+            former.lost.set()
         lease = Lease(principal, name, fence, self._database, self._clock, self._deadline(started))
         self._leases[principal] = lease
         self._database.metrics.lease_held.labels(name).set(1)
@@ -119,11 +126,13 @@ class LeaseKeeper:
 
     async def resign(self, lease: Lease) -> None:
         """Give the lease back so that another process need not wait for the TTL. Never raises for a lost database."""
-        self._leases.pop(lease.principal, None)
-        self._database.metrics.lease_held.labels(lease.name).set(0)
+        lease.end()
+        if self._leases.get(lease.principal) is lease:
+            del self._leases[lease.principal]
+            self._database.metrics.lease_held.labels(lease.name).set(0)
         try:
             async with self._database.transaction("lease.resign") as tx:
-                await tx.execute(SQL["resign"], lease.principal, self._process)
+                await tx.execute(SQL["resign"], lease.principal, self._process, lease.fence)
         except DependencyError:
             log.warning("lease_not_resigned", principal=lease.name)
 
@@ -138,18 +147,22 @@ class LeaseKeeper:
 
     async def _renew(self) -> None:
         started = self._clock.boottime()
+        asked = dict(self._leases)
         async with self._beat_database.transaction("lease.renew") as tx:
-            rows = await tx.fetch(SQL["renew"], self._process, list(self._leases), self.times.ttl_seconds)
+            rows = await tx.fetch(SQL["renew"], self._process, list(asked), self.times.ttl_seconds)
         held = {row["principal"] for row in rows}
-        for principal, lease in list(self._leases.items()):
+        for principal, lease in asked.items():
+            if self._leases.get(principal) is not lease:
+                continue  # resigned, or taken anew, while the statement ran
             if principal in held:
                 lease.trusted_until = self._deadline(started)
-            else:
-                self._leases.pop(principal)
-                self._database.metrics.lease_lost.labels("taken").inc()
-                self._database.metrics.lease_held.labels(lease.name).set(0)
-                lease.lost.set()
-                log.warning("lease_lost", principal=lease.name, fence=lease.fence)
+                continue
+            del self._leases[principal]
+            self._database.metrics.lease_lost.labels("taken").inc()
+            self._database.metrics.lease_held.labels(lease.name).set(0)
+            lease.end()
+            lease.lost.set()
+            log.warning("lease_lost", principal=lease.name, fence=lease.fence)
 
     def _deadline(self, attempt_started: float) -> float:
         return attempt_started + self.times.ttl_seconds - self.times.margin_seconds

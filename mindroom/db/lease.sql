@@ -26,8 +26,9 @@ UPDATE principal_beat SET expires_at = mindroom_now() + make_interval(secs => $3
 WHERE owner = $1 AND principal = ANY($2::int[]) RETURNING principal
 
 -- name: resign
--- Frees a lease of ours.
-UPDATE principal_beat SET owner = NULL, expires_at = '-infinity' WHERE principal = $1 AND owner = $2
+-- Frees a lease of ours, unless this process has taken it anew meanwhile.
+UPDATE principal_beat b SET owner = NULL, expires_at = '-infinity' FROM principal_fence f
+WHERE b.principal = $1 AND b.owner = $2 AND f.principal = b.principal AND f.fence = $3
 
 -- name: register_process
 -- One row per process.

@@ -35,6 +35,8 @@ def load(package: str, file: str) -> Statements:
     text = files(package).joinpath(file).read_text()
     found: dict[str, Statement] = {}
     marks = list(_BLOCK.finditer(text))
+    if len(marks) != text.count("-- name:"):
+        raise ValueError(f"{file}: a block has no purpose line")
     for mark, following in zip(marks, [*marks[1:], None], strict=True):
         name = mark.group(1)
         body = text[mark.end() : following.start() if following else len(text)].strip()
