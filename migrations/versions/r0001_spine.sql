@@ -287,7 +287,7 @@ CREATE TABLE delivery_outbox (
     principal integer NOT NULL REFERENCES principals,
     turn_id uuid REFERENCES turns,
     generation integer NOT NULL,
-    purpose text NOT NULL CONSTRAINT delivery_outbox_purpose CHECK (purpose IN ('answer', 'notice', 'adopted')),
+    purpose text NOT NULL CONSTRAINT delivery_outbox_purpose CHECK (purpose IN ('answer', 'notice', 'withdrawal', 'adopted')),
     room_id text COLLATE "C" NOT NULL,
     thread_id text COLLATE "C" NOT NULL,
     epoch integer NOT NULL,

@@ -80,3 +80,8 @@ def _plain(value: object) -> str:
     if isinstance(value, UUID):
         return str(value)
     raise TypeError(f"{type(value).__name__} has no JSON form here")
+
+
+def say_progress(text: str) -> None:
+    """One plain line of progress on stderr, where it never mixes with an answer."""
+    print(text, file=sys.stderr, flush=True)

@@ -51,7 +51,7 @@ class EffectiveAgent:
 
 @dataclass(frozen=True, slots=True)
 class EffectiveConfig:
-    """The configuration as the runtime uses it; agents and rooms are sorted by name."""
+    """The configuration as the runtime uses it; agents stand in the order of the file, rooms by name."""
 
     homeserver: str
     server_name: str
@@ -82,7 +82,7 @@ def effective_config(config: Config) -> EffectiveConfig:
     return EffectiveConfig(
         homeserver=config.matrix.homeserver,
         server_name=server_name,
-        agents=tuple(_effective_agent(config, name, rooms) for name in sorted(config.agents)),
+        agents=tuple(_effective_agent(config, name, rooms) for name in config.agents),
         models=config.models,
         rooms=tuple(rooms.values()),
         authorized_users=frozenset(UserId(user) for user in config.authorization.users),

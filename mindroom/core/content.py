@@ -153,8 +153,9 @@ def as_edit(content: JsonObject, of: EventId, *, newly_mentioned: Sequence[UserI
     new_content = {key: value for key, value in content.items() if key != "m.relates_to"}
     edit: JsonObject = dict(new_content)
     edit["body"] = f"* {content['body']}"
-    if "formatted_body" in content:
-        edit["formatted_body"] = f"* {content['formatted_body']}"
+    # The fallback for clients without edits stays plain: HTML twice would quarter what one event can hold (E7).
+    for key in ("format", "formatted_body"):
+        edit.pop(key, None)
     edit["m.mentions"] = {"user_ids": list(newly_mentioned)} if newly_mentioned else {}
     edit["m.new_content"] = new_content
     edit["m.relates_to"] = {"rel_type": "m.replace", "event_id": of}

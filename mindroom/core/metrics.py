@@ -81,6 +81,7 @@ class Metrics:
         self.rate_limited_seconds = counter("rate_limited_seconds", "Seconds of pause asked for by the homeserver.")
         self.deliveries_adopted = counter("deliveries_adopted", "Deliveries acknowledged by their own echo.")
         self.homeserver_seconds = histogram("homeserver_seconds", "One homeserver request.", "name")
+        self.homeserver_failures = counter("homeserver_failures", "Failed homeserver requests.", "name", "errcode")
         self.lease_held = gauge("lease_held", "1 while this process serves the principal.", "principal")
         self.lease_lost = counter("lease_lost", "Leases lost.", "cause")
         self.fence_rejected = counter("fence_rejected", "Write transactions refused by the fence.")

@@ -5,10 +5,10 @@
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from mindroom.core.content import JsonObject
-from mindroom.core.ids import DeviceId, EventId, RoomId, SyncToken, TxnId, UserId
+from mindroom.core.ids import DeliveryId, DeviceId, EventId, RoomId, SyncToken, TxnId
 
 
 # ---- homeserver ------------------------------------------------------------------------------------------------------
@@ -39,9 +39,7 @@ class HistoryPage:
 class HistoryPort(Protocol):
     """Walking a room's timeline backwards."""
 
-    async def messages_back(
-        self, room: RoomId, *, start: SyncToken, stop: SyncToken | None, limit: int
-    ) -> HistoryPage:
+    async def messages_back(self, room: RoomId, *, start: SyncToken, stop: SyncToken | None, limit: int) -> HistoryPage:
         """One page, newest first. Raises MatrixFailure."""
         ...
 
@@ -147,17 +145,13 @@ class ModelPort(Protocol):
 
 
 # ---- people ----------------------------------------------------------------------------------------------------------
-class DraftSource(Protocol):
-    """Text that is being written now, for an INITIAL claimed while the model speaks."""
+class PresentationPort(Protocol):
+    """Text that is being written now, as the outbox needs it for placeholders."""
 
-    def draft_content(self, delivery: Any) -> JsonObject | None:
+    def draft_content(self, delivery: DeliveryId) -> JsonObject | None:
         """Content of the INITIAL with the text so far, or None when nothing is there yet."""
         ...
 
-
-@dataclass(frozen=True, slots=True)
-class HostedAccount:
-    """What others need to know of a hosted principal."""
-
-    user_id: UserId
-    display_name: str
+    def initial_visible(self, delivery: DeliveryId, event: EventId) -> None:
+        """The placeholder stands in the room: progress edits may begin."""
+        ...

@@ -30,6 +30,8 @@ from mindroom.journal.rooms import KEPT_STATE, RoomBook
 _TEXT_TYPES = frozenset({"m.text", "m.emote", "m.notice"})
 _MEMBERSHIP_KEYS = ("membership", "io.element.msc4115.membership")
 _MAX_INT = 2**53 - 1
+MAX_DEPTH = 64
+"""Deeper content is unreadable: no client writes it, and every later writer of JSON would have to survive it."""
 
 
 def _object(value: Any) -> Mapping[str, Any]:
@@ -104,6 +106,8 @@ def event_kind(event: Mapping[str, Any]) -> EventKind:
     """What kind of event this is, from its shape alone."""
     if not isinstance(event.get("content"), Mapping) or not identifier(event.get("sender")):
         return EventKind.UNREADABLE
+    if not _is_shallow(event["content"], MAX_DEPTH):
+        return EventKind.UNREADABLE
     if _count_ts(event) is None or not identifier(event.get("type")):
         return EventKind.UNREADABLE
     event_type, content = event["type"], event["content"]
@@ -121,6 +125,14 @@ def event_kind(event: Mapping[str, Any]) -> EventKind:
     if event_type == "m.room.message" and isinstance(msgtype, str) and msgtype not in _TEXT_TYPES and "url" in content:
         return EventKind.MEDIA
     return EventKind.MESSAGE
+
+
+def _is_shallow(value: Any, depth: int) -> bool:
+    if isinstance(value, dict):
+        return depth > 0 and all(_is_shallow(item, depth - 1) for item in value.values())
+    if isinstance(value, list):
+        return depth > 0 and all(_is_shallow(item, depth - 1) for item in value)
+    return True
 
 
 def _count_ts(event: Mapping[str, Any]) -> int | None:

@@ -20,7 +20,7 @@ from mindroom.core.ids import (
     TurnId,
     UserId,
 )
-from mindroom.core.text import storable_json
+from mindroom.core.text import storable_json_text
 from mindroom.core.values import EventClass, EventKind, Membership, OrderKey, Trust
 from mindroom.db.engine import Database, Tx
 from mindroom.journal.records import (
@@ -37,7 +37,7 @@ from mindroom.journal.trust import CheckpointTrust, TrustEvent
 
 def stored(value: JsonObject | None) -> str | None:
     """A JSON object as jsonb takes it: without NUL and lone surrogates (R41)."""
-    return None if value is None else json.dumps(storable_json(value), separators=(",", ":"))
+    return None if value is None else storable_json_text(value)
 
 
 def loaded(text: str | None) -> JsonObject | None:

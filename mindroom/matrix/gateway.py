@@ -55,7 +55,7 @@ class MatrixGateway:
             answer = await self._client.request(
                 MatrixCall.SEND,
                 method="PUT",
-                path=client_path("rooms", wire.room, "send", wire.event_type, wire.txn_id),
+                path=_path(wire),
                 body=canonical_json(wire.content),
                 timeout_seconds=self._timeout_seconds,
             )
@@ -71,3 +71,10 @@ class MatrixGateway:
         if not isinstance(event_id, str) or not event_id:
             raise MatrixDeliveryFailure(MatrixCall.SEND, MatrixFailureClass.NOT_JSON, status=200)
         return EventId(event_id)
+
+
+def _path(wire: WirePayload) -> str:
+    """Redactions have an endpoint of their own; both share one transaction-id scope (platform facts)."""
+    if wire.event_type == "m.room.redaction":
+        return client_path("rooms", wire.room, "redact", wire.content["redacts"], wire.txn_id)
+    return client_path("rooms", wire.room, "send", wire.event_type, wire.txn_id)

@@ -29,6 +29,8 @@ class Purpose(StrEnum):
 
     ANSWER = "answer"
     NOTICE = "notice"
+    WITHDRAWAL = "withdrawal"
+    """Redacts the placeholder of a turn that ended without an answer (D9)."""
     ADOPTED = "adopted"
 
 
@@ -85,6 +87,7 @@ class Delivery:
     device_id: DeviceId | None
     attempts: int
     state: DeliveryState
+    acked_event: EventId | None
     initial_state: DeliveryState | None
     initial_event: EventId | None
     claimed_seconds: float

@@ -114,6 +114,7 @@ class Outbox:
             device_id=DeviceId(row["device_id"]) if row["device_id"] else None,
             attempts=row["attempts"],
             state=DeliveryState(row["state"]),
+            acked_event=EventId(row["acked_event_id"]) if row["acked_event_id"] else None,
             initial_state=DeliveryState(row["initial_state"]) if row["initial_state"] else None,
             initial_event=EventId(row["initial_event_id"]) if row["initial_event_id"] else None,
             claimed_seconds=row["claimed_seconds"],

@@ -110,7 +110,7 @@ class TurnStore:
         await tx.execute(SQL["end_turns"], self.principal, list(turns), outcome)
 
     async def drop_sources(self, tx: Tx, turns: Sequence[TurnId], events: Sequence[EventId]) -> None:
-        """These turns go on without these events, in a new generation."""
+        """These turns go on without these events."""
         await tx.execute(SQL["drop_sources"], self.principal, list(turns), list(events))
 
     async def load(self, turn: TurnId) -> TurnRecord | None:
@@ -142,14 +142,6 @@ class TurnStore:
         if record is None:
             raise CorruptState(f"turn {turn} has no row or no sources")
         return record
-
-    async def steps(self, turn: TurnRecord) -> list[StepRecord]:
-        """Completed steps of the current generation (D4)."""
-        rows = await self.database.fetch(SQL["load_steps"], turn.turn_id, turn.generation)
-        return [
-            StepRecord(r["step"], r["canonical_text"], r["replayable_text"], r["input_tokens"], r["output_tokens"])
-            for r in rows
-        ]
 
     async def open_turns(self) -> list[TurnId]:
         """What a start of service finds unfinished (D2)."""

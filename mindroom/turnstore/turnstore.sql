@@ -44,14 +44,10 @@ UPDATE turns SET state = 'closed', outcome = $3, closed_at = mindroom_now()
 WHERE principal = $1 AND turn_id = ANY($2::uuid[]) AND state = 'open'
 
 -- name: drop_sources
--- A turn that goes on without some of its sources starts a new generation.
-WITH gone AS (
-    DELETE FROM turn_sources s USING turns t
-    WHERE t.turn_id = s.turn_id AND t.state = 'open' AND s.principal = $1
-      AND s.turn_id = ANY($2::uuid[]) AND s.event_id = ANY($3::text[])
-    RETURNING s.turn_id
-)
-UPDATE turns SET generation = generation + 1 WHERE turn_id IN (SELECT turn_id FROM gone)
+-- A turn goes on without some of its sources.
+DELETE FROM turn_sources s USING turns t
+WHERE t.turn_id = s.turn_id AND t.state = 'open' AND s.principal = $1
+  AND s.turn_id = ANY($2::uuid[]) AND s.event_id = ANY($3::text[])
 
 -- name: load_turn
 -- A turn with its sources, in order.
@@ -59,11 +55,6 @@ SELECT t.turn_id, t.room_id, t.thread_id, t.reply_to, t.requester, t.epoch, t.st
        t.model, t.opened_at, s.event_id, s.receipt, s.base, s.page, s.idx
 FROM turns t JOIN turn_sources s USING (turn_id)
 WHERE t.principal = $1 AND t.turn_id = $2 ORDER BY s.ordinal
-
--- name: load_steps
--- Completed steps of one generation.
-SELECT step, canonical_text, replayable_text, input_tokens, output_tokens FROM turn_steps
-WHERE turn_id = $1 AND generation = $2 ORDER BY step
 
 -- name: open_turns
 -- What a start of service finds unfinished (D2).

@@ -1,0 +1,185 @@
+"""T admit: one sync response, one transaction, over all three ledgers (A1, A8).
+
+Own echoes first, then departures, membership, state, receipts, projection, gaps, and the checkpoint last. A statement
+is skipped when it has nothing to write; their number never depends on the number of events.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from mindroom.core.content import DeliveryMarker, message_content
+from mindroom.core.ids import THREAD_MAIN, EventId, SyncToken, TurnId
+from mindroom.core.metrics import Metrics
+from mindroom.core.ports import SyncBatch
+from mindroom.core.values import MessageTarget, OrderKey, Stage
+from mindroom.db.engine import Tx
+from mindroom.db.lease import Lease
+from mindroom.journal.classify import classify_sync
+from mindroom.journal.projection import MessageProjection
+from mindroom.journal.records import Admission, Admitted, Echo, Hearer
+from mindroom.journal.recovery import Recovery
+from mindroom.journal.rooms import RoomBook
+from mindroom.journal.store import Journal
+from mindroom.journal.trust import CheckpointTrust
+from mindroom.outbox.records import DeliveryKey, NewDelivery, Purpose, notice_delivery_id
+from mindroom.outbox.store import EchoRow, Outbox
+from mindroom.outbox.worker import OutboxWorker
+from mindroom.turns.release import TurnRelease
+from mindroom.turnstore.store import TurnStore
+
+CANNOT_READ = "This room is encrypted and I cannot read it yet."
+"""The one sentence that is ever said in plain in an encrypted room (A7)."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionHooks:
+    """Who is woken by what a commit brought."""
+
+    pending: Callable[[OrderKey], None]
+    gaps: Callable[[], None]
+    invites: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Admitter:
+    """Admits responses and gap pages of one principal."""
+
+    lease: Lease
+    hearer: Hearer
+    book: RoomBook
+    journal: Journal
+    projection: MessageProjection
+    recovery: Recovery
+    turns: TurnStore
+    outbox: Outbox
+    worker: OutboxWorker
+    release: TurnRelease
+    metrics: Metrics
+    hooks: AdmissionHooks
+
+    def classify(self, batch: SyncBatch, *, since: SyncToken | None) -> Admission:
+        """What the response means for this principal."""
+        return classify_sync(batch.raw, hearer=self.hearer, book=self.book, since=since)
+
+    async def admit(self, admission: Admission, *, token: SyncToken, trust: CheckpointTrust) -> None:
+        """Commit a response with its token. Raises DatabaseUnavailable when nothing of it is stored, FenceLost."""
+
+        async def body(tx: Tx) -> None:
+            if admission.echoes:
+                await self._echoes(tx, admission.echoes)
+            await self._rooms(tx, admission)
+            floor = await self.recovery.draw_floor(tx) if admission.gaps else 0
+            admitted = await self.hear(tx, admission)
+            if admission.gaps:
+                await self.recovery.open_gaps(tx, admission.gaps, floor=floor)
+            if admission.encrypted_asks:
+                await self._say_unreadable(tx, admission)
+            await self.journal.move_checkpoint(tx, token, trust)
+            tx.after_commit(lambda: self._admitted(admission, admitted))
+
+        with self.metrics.admit_seconds.time():
+            await self.lease.run("admit", body)
+
+    async def save_token(self, token: SyncToken, trust: CheckpointTrust) -> None:
+        """A token whose responses brought nothing to store."""
+
+        async def body(tx: Tx) -> None:
+            await self.journal.move_checkpoint(tx, token, trust)
+
+        await self.lease.run("save_token", body)
+
+    async def hear(self, tx: Tx, admission: Admission) -> Admitted:
+        """Receipts and projection of a batch, and what redactions in it put an end to (A4)."""
+        admitted = await self.journal.hear(tx, admission.heard)
+        redactions = await self.projection.apply(
+            tx,
+            admission.projection,
+            heard={h.event_id: h for h in admission.heard},
+            receipts=admitted.receipts,
+        )
+        if redactions:
+            events = [redaction.target for redaction in redactions]
+            gone = await self.journal.settle(tx, events, outcome="redacted")
+            await self.release.sources_gone(tx, gone, outcome="redacted")
+        return admitted
+
+    async def echoes_of(self, tx: Tx, echoes: Sequence[Echo]) -> None:
+        """For gap pages: what we see ourselves say was said."""
+        if echoes:
+            await self._echoes(tx, echoes)
+
+    async def _rooms(self, tx: Tx, admission: Admission) -> None:
+        if admission.departures:
+            owed = await self.journal.depart(tx, admission.departures)
+            await self.outbox.retire_rooms(tx, admission.departures)
+            await self.release.sources_gone(tx, owed, outcome="departed")
+        if admission.memberships:
+            await self.journal.write_memberships(tx, admission.memberships)
+        if admission.state:
+            await self.journal.write_state(tx, list(admission.state.values()))
+
+    async def _echoes(self, tx: Tx, echoes: Sequence[Echo]) -> None:
+        """Acknowledge rows; only a FINAL answers, and it answers every source it names (A6)."""
+        rows = {
+            (echo.delivery, echo.stage): EchoRow(
+                DeliveryKey(echo.delivery, echo.stage),
+                echo.marker.turn if echo.marker else None,
+                echo.marker.generation if echo.marker else 1,
+                echo.room,
+                echo.thread,
+                echo.epoch,
+                echo.event_id,
+            )
+            for echo in reversed(echoes)
+        }
+        fresh = await self.outbox.acknowledge_echoes(tx, list(rows.values()))
+        answered: dict[EventId, TurnId | None] = {}
+        for echo in echoes:
+            if echo.stage is Stage.FINAL and echo.marker is not None:
+                answered.update(dict.fromkeys(echo.marker.sources, echo.marker.turn))
+        if answered:
+            await self.journal.mark_answered(tx, answered)
+            finished = [turn for turn in dict.fromkeys(answered.values()) if turn is not None]
+            await self.turns.close_answered(tx, finished)
+        known = [(row.key, row.event_id) for row in rows.values()]
+        tx.after_commit(lambda: self._seen(known, adopted=len(fresh)))
+
+    def _seen(self, known: list[tuple[DeliveryKey, EventId]], *, adopted: int) -> None:
+        self.worker.acknowledged(known)
+        self.metrics.deliveries_adopted.inc(adopted)
+
+    async def _say_unreadable(self, tx: Tx, admission: Admission) -> None:
+        """Once per room, for ever: the delivery id is made of the room (A7)."""
+        for room, epoch in admission.encrypted_asks.items():
+            key = DeliveryKey(notice_delivery_id("encrypted", self.hearer.user_id, room), Stage.FINAL)
+            content = message_content(
+                msgtype="m.text",
+                body=CANNOT_READ,
+                html=None,
+                mentions=(),
+                marker=DeliveryMarker(key.delivery, None, 1, Stage.FINAL),
+                target=MessageTarget(room, None, None),
+            )
+            new = NewDelivery(key, None, 1, Purpose.NOTICE, room, THREAD_MAIN, epoch, content)
+            await self.outbox.queue(tx, new)
+            tx.after_commit(partial(self.worker.offer, room, key))
+
+    def _admitted(self, admission: Admission, admitted: Admitted) -> None:
+        """After the commit: memory follows, sleepers wake, counters move."""
+        self.book.apply(admission)
+        self.count(admission, admitted)
+        if admitted.lowest_pending is not None:
+            self.hooks.pending(admitted.lowest_pending)
+        if admission.gaps:
+            self.metrics.sync_limited.labels("gap").inc(len(admission.gaps))
+            self.hooks.gaps()
+        if admission.memberships:
+            self.hooks.invites()
+
+    def count(self, admission: Admission, admitted: Admitted) -> None:
+        """Counters of a batch."""
+        for heard in admission.heard:
+            if heard.event_id in admitted.receipts:
+                self.metrics.admitted_events.labels(heard.kind.value, heard.event_class.value).inc()
+        self.metrics.duplicates.inc(len(admission.heard) - len(admitted.receipts))

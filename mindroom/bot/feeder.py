@@ -1,0 +1,142 @@
+"""Feeder: the only way into the lanes. Reads pending sources in order of work; a commit wakes it with the lowest key it
+inserted, and its cursor goes back to that key. Sources already in a lane are skipped; rooms held for a gap stay unread.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from mindroom.bot.gate import StartGate
+from mindroom.core.backoff import Backoff
+from mindroom.core.clock import Clock
+from mindroom.core.errors import DatabaseUnavailable
+from mindroom.core.ids import Receipt
+from mindroom.core.metrics import Metrics
+from mindroom.core.values import OrderKey
+from mindroom.journal.records import PendingSource
+from mindroom.journal.store import Journal
+
+log = structlog.get_logger(__name__)
+
+PAGE = 500
+MAX_HELD = 5_000
+"""Receipts in memory at a time (C3)."""
+SWEEP_SECONDS = 10.0
+_START = (OrderKey(-1), -1)
+
+
+class Feeder:
+    """Hands pending sources of one principal to its lanes, each once until it is returned."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        gate: StartGate,
+        put: Callable[[PendingSource], None],
+        clock: Clock,
+        metrics: Metrics,
+        name: str,
+    ) -> None:
+        self._journal = journal
+        self._gate = gate
+        self._put = put
+        self._clock = clock
+        self._metrics = metrics
+        self._name = name
+        self._cursor: tuple[OrderKey, int] = _START
+        self._wake = asyncio.Event()
+        self._wake.set()
+        self._held: set[Receipt] = set()
+        self._room_in_memory = asyncio.Event()
+        self._room_in_memory.set()
+        self._tasks: asyncio.TaskGroup | None = None
+
+    def wake(self, key: OrderKey) -> None:
+        """There is pending work at `key` or later."""
+        self._cursor = min(self._cursor, (key, -1))
+        self._wake.set()
+
+    def wake_all(self) -> None:
+        """Anything may be readable now, for example because a room is no longer held."""
+        self._cursor = _START
+        self._wake.set()
+
+    def returned(self, receipt: Receipt, key: OrderKey, due_in_seconds: float | None) -> None:
+        """A source left the lanes: settled (None), or due again after some seconds."""
+        self._held.discard(receipt)
+        if len(self._held) < MAX_HELD:
+            self._room_in_memory.set()
+        if due_in_seconds is not None and self._tasks is not None:
+            self._tasks.create_task(self._later(key, due_in_seconds))
+
+    def settled(self, receipt: Receipt) -> None:
+        """A source is settled."""
+        self.returned(receipt, OrderKey(0), None)
+
+    async def run(self) -> None:
+        """Feed until cancelled, once the gate is open (B7)."""
+        await self._gate.opened()
+        backoff = Backoff(0.25, 10.0)
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            tasks.create_task(self._sweep())
+            while True:
+                await self._wake.wait()
+                await self._room_in_memory.wait()
+                self._wake.clear()
+                try:
+                    await self._read_page()
+                    backoff.reset()
+                except DatabaseUnavailable:
+                    self._wake.set()
+                    await self._clock.sleep(backoff.next_seconds())
+
+    async def _read_page(self) -> None:
+        asked = self._cursor
+        page = await self._journal.pending_page(
+            asked[0], asked[1], held_rooms=sorted(self._gate.held_rooms), limit=PAGE
+        )
+        if page:
+            last = (page[-1].order_key, int(page[-1].receipt))
+            # A commit may have moved the cursor back while the page was read; then its key stays.
+            self._cursor = last if self._cursor == asked else min(self._cursor, last)
+        self._hand_out(page)
+        if len(page) == PAGE:
+            self._wake.set()
+
+    def _hand_out(self, page: list[PendingSource]) -> int:
+        fresh = [source for source in page if source.receipt not in self._held]
+        for source in fresh:
+            self._held.add(source.receipt)
+            self._put(source)
+        if len(self._held) >= MAX_HELD:
+            self._room_in_memory.clear()
+        return len(fresh)
+
+    async def _later(self, key: OrderKey, seconds: float) -> None:
+        await self._clock.sleep(seconds)
+        self.wake(key)
+
+    async def _sweep(self) -> None:
+        """Notice pending sources that no lane knows; finding one is a defect and is counted."""
+        while True:
+            await self._clock.sleep(SWEEP_SECONDS)
+            try:
+                summary = await self._journal.pending_summary()
+                self._metrics.pending_events.labels(self._name).set(summary.pending)
+                self._metrics.pending_oldest_seconds.labels(self._name).set(summary.oldest_seconds)
+                if summary.pending and not self._wake.is_set() and len(self._held) < MAX_HELD:
+                    await self._look_for_lost()
+            except DatabaseUnavailable:
+                continue
+
+    async def _look_for_lost(self) -> None:
+        page = await self._journal.pending_page(*_START, held_rooms=sorted(self._gate.held_rooms), limit=PAGE)
+        before = self._cursor
+        lost = [s for s in page if s.receipt not in self._held and (s.order_key, int(s.receipt)) <= before]
+        if lost:
+            self._metrics.sweep_found.labels("pending").inc(len(lost))
+            log.warning("sweep_found_pending", sources=len(lost))
+            self._hand_out(lost)

@@ -1,0 +1,143 @@
+"""Supervisor: keeps every principal of this process served: take the lease, serve, and after any end do it again (R8).
+
+One principal that cannot be served never stops the others; it is unhealthy with a reason (B5).
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import structlog
+
+from mindroom.bot.agent_bot import AgentBot
+from mindroom.bot.edges import Connect
+from mindroom.bot.sessions import Sessions
+from mindroom.bot.wiring import BotNeeds
+from mindroom.config import EffectiveAgent
+from mindroom.core.backoff import Backoff
+from mindroom.core.blame import blame
+from mindroom.core.errors import DependencyError, FenceLost, MatrixFailure, MindRoomError, UserError
+from mindroom.core.ids import PrincipalName
+from mindroom.db.lease import Lease, LeaseKeeper
+
+log = structlog.get_logger(__name__)
+
+STANDBY_SECONDS = 1.0
+"""How often a lease that another process holds is asked for (architecture section 6)."""
+
+
+class ServiceState(StrEnum):
+    """Where one principal stands in this process; shown by /readyz."""
+
+    STARTING = "starting"
+    STANDBY = "standby"
+    SERVING = "serving"
+    FAILED = "failed"
+
+
+@dataclass
+class PrincipalStatus:
+    """Live state of one principal."""
+
+    state: ServiceState = ServiceState.STARTING
+    reason: str = "starting"
+    bot: AgentBot | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Served here with its first response admitted, or safely standing by."""
+        if self.state is ServiceState.STANDBY:
+            return True
+        return self.bot is not None and self.bot.has_synced
+
+
+@dataclass(eq=False)
+class Supervisor:
+    """Runs one task per agent."""
+
+    keeper: LeaseKeeper
+    sessions: Sessions
+    connect: Connect
+    needs: BotNeeds
+    ready: asyncio.Event
+    """Set once every principal is served with its first response admitted, or safely standing by."""
+    statuses: dict[PrincipalName, PrincipalStatus] = field(default_factory=dict)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve all agents until `stop`, then drain them all."""
+        for agent in self.needs.config.agents:
+            self.statuses[agent.name] = PrincipalStatus()
+        async with asyncio.TaskGroup() as tasks:
+            for agent in self.needs.config.agents:
+                tasks.create_task(self._keep(agent, stop))
+
+    async def _keep(self, agent: EffectiveAgent, stop: asyncio.Event) -> None:
+        status, backoff = self.statuses[agent.name], Backoff(0.5, 60.0)
+        while not stop.is_set():
+            try:
+                await self._serve_once(agent, status, stop)
+                backoff.reset()
+                continue
+            except FenceLost:
+                self._note(agent, status, "lease_lost")
+            except MatrixFailure as failure:
+                await self._session_failed(agent, status, failure)
+            except MindRoomError as error:
+                self._note(agent, status, f"{error.code}: {error}" if isinstance(error, UserError) else error.code)
+            except Exception as error:
+                log.error("service_failed", principal=agent.name, error=blame(error))
+                self._note(agent, status, type(error).__name__)
+            await self._pause(backoff.next_seconds(), stop)
+
+    async def _serve_once(self, agent: EffectiveAgent, status: PrincipalStatus, stop: asyncio.Event) -> None:
+        stored = await self.sessions.provision(agent)
+        lease = await self.keeper.take(stored.principal, agent.name)
+        if lease is None:
+            status.state, status.reason = ServiceState.STANDBY, "another process serves this principal"
+            self._check_ready()
+            await self._pause(STANDBY_SECONDS, stop)
+            return
+        try:
+            await self._serve(agent, lease, status, stop)
+        finally:
+            status.bot = None
+            await self.keeper.resign(lease)
+
+    async def _serve(self, agent: EffectiveAgent, lease: Lease, status: PrincipalStatus, stop: asyncio.Event) -> None:
+        edges = self.connect.edges(await self.sessions.open(agent))
+        try:
+            status.bot = AgentBot(agent, lease, edges=edges, needs=self.needs, synced=self._check_ready)
+            status.state, status.reason = ServiceState.SERVING, "waiting for the first sync response"
+            await self.sessions.store.note_health(lease.principal, reason=None)
+            await status.bot.serve(stop)
+        finally:
+            await edges.close()
+
+    def _check_ready(self) -> None:
+        for status in self.statuses.values():
+            if status.bot is not None and status.bot.has_synced:
+                status.reason = "serving"
+        if all(status.is_ready for status in self.statuses.values()):
+            self.ready.set()
+
+    async def _session_failed(self, agent: EffectiveAgent, status: PrincipalStatus, failure: MatrixFailure) -> None:
+        code = failure.errcode or failure.failure_class.value
+        self._note(agent, status, code)
+        if failure.errcode == "M_UNKNOWN_TOKEN":
+            try:
+                await self.sessions.renew(agent)
+            except DependencyError as error:
+                log.warning("session_not_renewed", principal=agent.name, code=error.code)
+
+    def _note(self, agent: EffectiveAgent, status: PrincipalStatus, reason: str) -> None:
+        status.state, status.reason = ServiceState.FAILED, reason
+        log.warning("principal_unhealthy", principal=agent.name, reason=reason)
+
+    async def _pause(self, seconds: float, stop: asyncio.Event) -> None:
+        sleeper = asyncio.ensure_future(self.needs.clock.sleep(seconds))
+        stopped = asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait({sleeper, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sleeper.cancel()
+            stopped.cancel()

@@ -1,0 +1,250 @@
+"""How the services of one principal are put together. Reads like a wiring diagram; decides nothing."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mindroom.bot.admit import AdmissionHooks, Admitter
+from mindroom.bot.edges import Edges
+from mindroom.bot.feeder import Feeder
+from mindroom.bot.gaps import GapWorker
+from mindroom.bot.gate import StartGate
+from mindroom.bot.invites import JoinWorker
+from mindroom.bot.lanes import Lanes
+from mindroom.bot.rooms import RoomProvisioner
+from mindroom.bot.sync import SyncLoop
+from mindroom.config import EffectiveAgent, EffectiveConfig
+from mindroom.core.clock import Clock
+from mindroom.core.ids import RoomId
+from mindroom.core.metrics import Metrics
+from mindroom.core.ports import ModelPort
+from mindroom.core.seams import Seams
+from mindroom.db.lease import Lease
+from mindroom.journal.projection import MessageProjection
+from mindroom.journal.records import Hearer
+from mindroom.journal.recovery import Recovery
+from mindroom.journal.rooms import RoomBook
+from mindroom.journal.store import Journal
+from mindroom.outbox.store import Outbox
+from mindroom.outbox.worker import OutboxWorker, SendPause
+from mindroom.responses.assembly import Responder
+from mindroom.responses.attempt import ResponseAttemptRunner
+from mindroom.responses.payload import ResponsePayloadPreparer
+from mindroom.responses.runner import ResponseRunner
+from mindroom.responses.streaming import Streaming
+from mindroom.responses.transitions import TurnTransitions
+from mindroom.responses.working import WorkingSigns
+from mindroom.turns.controller import TurnController
+from mindroom.turns.ignores import IgnoredSources
+from mindroom.turns.intents import IntentBuilder
+from mindroom.turns.normalizer import InboundTurnNormalizer
+from mindroom.turns.policy import TurnPolicy
+from mindroom.turns.release import TurnRelease
+from mindroom.turns.resolver import ConversationResolver
+from mindroom.turns.running import RunningTurns
+from mindroom.turnstore.store import TurnStore
+
+
+@dataclass(frozen=True, slots=True)
+class BotNeeds:
+    """What every bot of a process shares."""
+
+    config: EffectiveConfig
+    config_generation: str
+    model: ModelPort
+    new_seams: Callable[[], Seams]
+    clock: Clock
+    metrics: Metrics
+    drain_seconds: float = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ledgers:
+    """The three ledgers of one principal, and its book of rooms."""
+
+    journal: Journal
+    projection: MessageProjection
+    recovery: Recovery
+    turns: TurnStore
+    outbox: Outbox
+    book: RoomBook
+
+    @classmethod
+    async def load(cls, lease: Lease) -> "Ledgers":
+        """Handles bound to the principal of the lease (I4)."""
+        principal, database = lease.principal, lease.database
+        journal = Journal(principal, database)
+        return cls(
+            journal,
+            MessageProjection(principal, database),
+            Recovery(principal, database),
+            TurnStore(principal, database),
+            Outbox(principal, database),
+            await journal.load_book(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What runs while a principal is served."""
+
+    gate: StartGate
+    sync: SyncLoop
+    feeder: Feeder
+    lanes: Lanes
+    controller: TurnController
+    worker: OutboxWorker
+    gaps: GapWorker
+    joins: JoinWorker
+    rooms: RoomProvisioner
+    signs: WorkingSigns
+
+
+@dataclass(frozen=True, slots=True)
+class _Saying:
+    worker: OutboxWorker
+    runner: ResponseRunner
+    signs: WorkingSigns
+
+
+def wire(agent: EffectiveAgent, lease: Lease, *, ledgers: Ledgers, edges: Edges, needs: BotNeeds) -> Services:
+    """All services of one principal under one lease."""
+    config, clock, metrics = needs.config, needs.clock, needs.metrics
+    hearer = Hearer(agent.user_id, frozenset(other.user_id for other in config.agents), config.authorized_users)
+    gate = StartGate(ledgers.book)
+    running, configured, gap_found = RunningTurns(), set[RoomId](), asyncio.Event()
+    saying = _saying(agent, lease, ledgers=ledgers, edges=edges, gate=gate, needs=needs)
+    lanes = Lanes(lease.principal, metrics=metrics, name=agent.name)
+    feeder = Feeder(ledgers.journal, gate=gate, put=lanes.put, clock=clock, metrics=metrics, name=agent.name)
+    controller = _controller(
+        agent,
+        lease,
+        ledgers=ledgers,
+        hearer=hearer,
+        configured=configured,
+        runner=saying.runner,
+        running=running,
+        feeder=feeder,
+        needs=needs,
+    )
+    joins = JoinWorker(lease, ledgers.recovery, hearer, edges.membership, gate, clock)
+    admitter = Admitter(
+        lease=lease,
+        hearer=hearer,
+        book=ledgers.book,
+        journal=ledgers.journal,
+        projection=ledgers.projection,
+        recovery=ledgers.recovery,
+        turns=ledgers.turns,
+        outbox=ledgers.outbox,
+        worker=saying.worker,
+        release=TurnRelease(ledgers.turns, ledgers.outbox, saying.worker, running),
+        metrics=metrics,
+        hooks=AdmissionHooks(pending=feeder.wake, gaps=gap_found.set, invites=joins.wake),
+    )
+    return Services(
+        gate=gate,
+        sync=SyncLoop(edges.sync, admitter=admitter, gate=gate, clock=clock, metrics=metrics, name=agent.name),
+        feeder=feeder,
+        lanes=lanes,
+        controller=controller,
+        worker=saying.worker,
+        gaps=GapWorker(
+            admitter,
+            history=edges.history,
+            gate=gate,
+            found=gap_found,
+            released=feeder.wake_all,
+            clock=clock,
+            metrics=metrics,
+        ),
+        joins=joins,
+        rooms=RoomProvisioner(agent, config.agents, sorted(config.authorized_users), edges, gate, configured, clock),
+        signs=saying.signs,
+    )
+
+
+def _saying(
+    agent: EffectiveAgent, lease: Lease, *, ledgers: Ledgers, edges: Edges, gate: StartGate, needs: BotNeeds
+) -> _Saying:
+    """Outbox, presentation and the runner that feeds both."""
+    clock, metrics = needs.clock, needs.metrics
+    seams, pause = needs.new_seams(), SendPause(clock)
+    streaming = Streaming(lease, gateway=edges.gateway, pause=pause, seams=seams, clock=clock, metrics=metrics)
+    worker = OutboxWorker(
+        lease,
+        outbox=ledgers.outbox,
+        gateway=edges.gateway,
+        gate=gate,
+        presentation=streaming,
+        pause=pause,
+        clock=clock,
+        metrics=metrics,
+    )
+    responder = _responder(agent, needs)
+    signs = WorkingSigns(edges.attention, clock=clock)
+    runner = ResponseRunner(
+        responder=responder,
+        transitions=TurnTransitions(
+            lease, ledgers.journal, ledgers.turns, ledgers.outbox, worker, ledgers.book, responder
+        ),
+        payloads=ResponsePayloadPreparer(responder, ledgers.projection, ledgers.turns, ledgers.book, clock),
+        attempts=ResponseAttemptRunner(needs.model, seams, metrics),
+        streaming=streaming,
+        signs=signs,
+        gateway=edges.gateway,
+        clock=clock,
+        metrics=metrics,
+    )
+    return _Saying(worker, runner, signs)
+
+
+def _controller(
+    agent: EffectiveAgent,
+    lease: Lease,
+    *,
+    ledgers: Ledgers,
+    hearer: Hearer,
+    configured: set[RoomId],
+    runner: ResponseRunner,
+    running: RunningTurns,
+    feeder: Feeder,
+    needs: BotNeeds,
+) -> TurnController:
+    agents = needs.config.agents
+    return TurnController(
+        lease,
+        hearer=hearer,
+        journal=ledgers.journal,
+        normalizer=InboundTurnNormalizer({other.name: other.user_id for other in agents}),
+        resolver=ConversationResolver(
+            hearer,
+            {other.user_id: other.answers for other in agents},
+            configured,
+            ledgers.projection,
+            ledgers.book,
+        ),
+        policy=TurnPolicy(),
+        intents=IntentBuilder(ledgers.turns, ledgers.projection),
+        runner=runner,
+        ignored=IgnoredSources(lease, journal=ledgers.journal, clock=needs.clock, settled=feeder.settled),
+        running=running,
+        thread_mode=agent.thread_mode,
+        clock=needs.clock,
+        metrics=needs.metrics,
+        returned=feeder.returned,
+    )
+
+
+def _responder(agent: EffectiveAgent, needs: BotNeeds) -> Responder:
+    agents = needs.config.agents
+    return Responder(
+        name=agent.name,
+        user_id=agent.user_id,
+        display_name=agent.display_name,
+        role=agent.role,
+        model=agent.model,
+        config_generation=needs.config_generation,
+        hosted_names={other.name: other.user_id for other in agents},
+        hosted_display_names={other.user_id: other.display_name for other in agents},
+    )

@@ -1,0 +1,1 @@
+"""PostgreSQL: engine, named transactions, leases, schema window, sealing, the embedded server."""

@@ -1,0 +1,1 @@
+"""What operators see and use: logs, health, metrics over HTTP, status."""

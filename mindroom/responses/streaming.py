@@ -1,0 +1,211 @@
+"""Presentation of running answers: the draft of each, its progress edits, and what an INITIAL says (E8, E11).
+
+Listens to the model loop through the seams and to the outbox for visible placeholders. Nothing here is durable: after a
+crash the placeholder is adopted and the next run edits it again.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import structlog
+
+from mindroom.core.clock import Clock
+from mindroom.core.content import DeliveryMarker, JsonObject, as_edit, message_content
+from mindroom.core.errors import DependencyError, MatrixDeliveryFailure, MatrixFailureClass
+from mindroom.core.ids import DeliveryId, EventId, Fence, TurnId
+from mindroom.core.markdown import render
+from mindroom.core.metrics import Metrics, errcode_label
+from mindroom.core.ports import DeliveryGateway, OutgoingEvent
+from mindroom.core.seams import Seams
+from mindroom.core.transactions import progress_txn_id
+from mindroom.core.values import MessageTarget, Stage
+from mindroom.db.lease import Lease
+from mindroom.outbox.worker import SendPause
+from mindroom.responses.cadence import DEFAULT_CADENCE, EditProgress, wait_seconds
+from mindroom.responses.loop import TEXT_ADDED, TEXT_RESTARTED, RunKey, TextAdded, TextRestarted
+
+log = structlog.get_logger(__name__)
+
+WORKING = "⋯"
+"""What an INITIAL says without text, and how every progress text ends."""
+IN_FLIGHT_PATIENCE_SECONDS = 5.0
+"""hand_off waits this long for a progress edit that is on its way (E11)."""
+
+
+def initial_content(
+    *, turn: TurnId, generation: int, delivery: DeliveryId, target: MessageTarget, text: str = ""
+) -> JsonObject:
+    """The placeholder: it mentions nobody and is no prompt for anybody (E8)."""
+    return _working_content(Stage.INITIAL, turn, generation, delivery, target, text)
+
+
+def _working_content(
+    stage: Stage, turn: TurnId, generation: int, delivery: DeliveryId, target: MessageTarget, text: str
+) -> JsonObject:
+    rendered = render(text, mentions={})
+    return message_content(
+        msgtype="m.notice",
+        body=f"{rendered.body} {WORKING}" if text else WORKING,
+        html=f"{rendered.html} {WORKING}" if text and rendered.html else None,
+        mentions=(),
+        marker=DeliveryMarker(delivery, turn, generation, stage),
+        target=target,
+    )
+
+
+@dataclass(eq=False)
+class AnswerStream:
+    """One running answer as the room sees it grow."""
+
+    run: RunKey
+    delivery: DeliveryId
+    target: MessageTarget
+    event: EventId | None = None
+    text: str = ""
+    first_text_at: float | None = None
+    shown_characters: int = 0
+    edits: int = 0
+    last_edit_at: float = 0.0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+    in_flight: asyncio.Future[None] | None = None
+
+
+class Streaming:
+    """All running answers of one principal; PresentationPort of its outbox."""
+
+    def __init__(
+        self,
+        lease: Lease,
+        *,
+        gateway: DeliveryGateway,
+        pause: SendPause,
+        seams: Seams,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._lease = lease
+        self._gateway = gateway
+        self._pause = pause
+        self._clock = clock
+        self._metrics = metrics
+        self._by_run: dict[RunKey, AnswerStream] = {}
+        self._by_delivery: dict[DeliveryId, AnswerStream] = {}
+        seams.listen(TEXT_ADDED, self._text_added)
+        seams.listen(TEXT_RESTARTED, self._text_restarted)
+
+    # ---- PresentationPort ------------------------------------------------------------------------------------------
+    def draft_content(self, delivery: DeliveryId) -> JsonObject | None:
+        """The INITIAL with the text so far."""
+        stream = self._by_delivery.get(delivery)
+        if stream is None or not stream.text:
+            return None
+        stream.shown_characters = len(stream.text)
+        return initial_content(
+            turn=stream.run.turn,
+            generation=stream.run.generation,
+            delivery=delivery,
+            target=stream.target,
+            text=stream.text,
+        )
+
+    def initial_visible(self, delivery: DeliveryId, event: EventId) -> None:
+        """Progress edits may begin."""
+        stream = self._by_delivery.get(delivery)
+        if stream is not None and stream.event is None:
+            stream.event = event
+            stream.last_edit_at = self._clock.boottime()
+            stream.task = asyncio.get_running_loop().create_task(self._show_progress(stream))
+
+    # ---- one answer ------------------------------------------------------------------------------------------------
+    def open(
+        self, run: RunKey, *, delivery: DeliveryId, target: MessageTarget, visible: EventId | None
+    ) -> AnswerStream:
+        """A run begins; `visible` is its placeholder when a crashed run left one (D2)."""
+        stream = AnswerStream(run, delivery, target)
+        self._by_run[run] = self._by_delivery[delivery] = stream
+        if visible is not None:
+            self.initial_visible(delivery, visible)
+        return stream
+
+    async def close(self, stream: AnswerStream) -> None:
+        """No more progress; waits a little for an edit that is on its way (E11)."""
+        self._by_run.pop(stream.run, None)
+        self._by_delivery.pop(stream.delivery, None)
+        if stream.in_flight is not None:
+            await asyncio.wait([stream.in_flight], timeout=IN_FLIGHT_PATIENCE_SECONDS)
+        if stream.task is not None:
+            stream.task.cancel()
+            await asyncio.gather(stream.task, return_exceptions=True)
+            self._metrics.edits_per_answer.observe(stream.edits)
+
+    async def tell(self, stream: AnswerStream, text: str) -> None:
+        """Replace the visible placeholder's text by a sentence of ours; without a placeholder nothing happens (C2)."""
+        if stream.event is not None:
+            await self._edit(stream, text)
+
+    # ---- listeners -------------------------------------------------------------------------------------------------
+    def _text_added(self, added: TextAdded) -> None:
+        stream = self._by_run.get(added.run)
+        if stream is None:
+            return
+        if stream.first_text_at is None:
+            stream.first_text_at = self._clock.boottime()
+        stream.text += added.text
+        stream.changed.set()
+
+    def _text_restarted(self, restarted: TextRestarted) -> None:
+        stream = self._by_run.get(restarted.run)
+        if stream is not None:
+            stream.text = ""
+            stream.shown_characters = 0
+
+    # ---- progress --------------------------------------------------------------------------------------------------
+    async def _show_progress(self, stream: AnswerStream) -> None:
+        while stream.edits < DEFAULT_CADENCE.max_edits:
+            now = self._clock.boottime()
+            wait = wait_seconds(
+                EditProgress(
+                    elapsed_seconds=now - (stream.first_text_at or now),
+                    since_last_edit_seconds=now - stream.last_edit_at,
+                    new_characters=len(stream.text) - stream.shown_characters,
+                    edits=stream.edits,
+                )
+            )
+            if wait is None:
+                stream.changed.clear()
+                await stream.changed.wait()
+            elif (wait := max(wait, self._pause.seconds_left)) > 0:
+                await self._clock.sleep(wait)
+            else:
+                await self._edit(stream, stream.text)
+
+    async def _edit(self, stream: AnswerStream, text: str) -> None:
+        """One progress edit; a failed one is simply dropped, the next is newer (E5)."""
+        stream.edits += 1
+        stream.last_edit_at = self._clock.boottime()
+        stream.shown_characters = len(stream.text)
+        stream.in_flight = asyncio.get_running_loop().create_future()
+        try:
+            await asyncio.wait_for(self._send(stream, text), self._lease.effect_seconds())
+            self._metrics.sends.labels("ok").inc()
+        except MatrixDeliveryFailure as failure:
+            self._metrics.sends.labels(errcode_label(failure.errcode or failure.failure_class.value)).inc()
+            if failure.failure_class is MatrixFailureClass.RATE_LIMITED:
+                self._pause.extend(failure.retry_after_seconds or 5.0)
+        except (DependencyError, TimeoutError):
+            log.debug("progress_edit_dropped", delivery=str(stream.delivery))
+        finally:
+            stream.in_flight.set_result(None)
+
+    async def _send(self, stream: AnswerStream, text: str) -> None:
+        if stream.event is None:
+            return
+        content = _working_content(
+            Stage.PROGRESS, stream.run.turn, stream.run.generation, stream.delivery, stream.target, text
+        )
+        txn = progress_txn_id(stream.delivery, fence=Fence(self._lease.fence), number=stream.edits)
+        wire = await self._gateway.freeze(
+            OutgoingEvent(stream.target.room, "m.room.message", as_edit(content, stream.event, newly_mentioned=()), txn)
+        )
+        await self._gateway.send(wire)
