@@ -92,7 +92,17 @@ def install() -> None:
     UNFINISHED.touch()
     say(f"making .venv with Python {sys.version_info[0]}.{sys.version_info[1]}, about a minute")
     run([sys.executable, "-m", "venv", str(ENVIRONMENT)])
-    pip = [python(), "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--progress-bar", "off"]
+    pip = [
+        python(),
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "--no-input",
+        "install",
+        "--no-compile",
+        "--progress-bar",
+        "off",
+    ]
     lock = REPOSITORY / "requirements.lock"
     total = len(re.findall(r"^[A-Za-z0-9]", lock.read_text(), flags=re.MULTILINE))
     run([*pip, "--require-hashes", "-r", str(lock)], progress=Progress(total))
@@ -125,23 +135,25 @@ def run(command: list[str], *, progress: "Progress | None" = None) -> None:
 
 
 class Progress:
-    """Packages fetched and installed: one line that moves on a terminal, a few plain lines elsewhere."""
+    """Packages as pip takes them: one line that moves on a terminal, a few plain lines elsewhere."""
 
     def __init__(self, total: int) -> None:
         self._total = total
-        self._fetched = 0
+        self._seen = 0
         self._terminal = sys.stderr.isatty()
 
     def line(self, line: str) -> None:
         """Take one line of pip's output."""
-        if line.startswith(("Collecting ", "Requirement already satisfied")):
-            self._fetched += 1
+        named = re.match(r"(?:Collecting|Processing|Ignoring|Requirement already satisfied:) (?:\S*/)?([\w.]+)", line)
+        if named:
+            self._seen += 1
             if self._terminal:
-                sys.stderr.write(f"\r\033[K  {self._fetched}/{self._total} {line.split()[-1 if line[0] == 'R' else 1]}")
-            elif self._fetched % PLAIN_LINE_EVERY_PACKAGES == 0:
-                say(f"  {self._fetched} of {self._total} packages fetched")
+                sys.stderr.write(f"\r\033[K  {self._seen}/{self._total} {named[1]}")
+                sys.stderr.flush()
+            elif self._seen % PLAIN_LINE_EVERY_PACKAGES == 0:
+                say(f"  {self._seen} of {self._total} packages looked at")
         elif line.startswith("Installing collected packages"):
-            self._say_over(f"  installing {self._fetched} packages")
+            self._say_over("  installing them")
 
     def end(self) -> None:
         """Leave the terminal's line clean."""
