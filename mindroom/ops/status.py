@@ -1,0 +1,73 @@
+"""What operators read from the database: the state of every principal and the events heard.
+
+Reads only, in sessions that PostgreSQL itself keeps from writing; never a message body (I2).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from uuid import UUID
+
+import asyncpg
+
+from mindroom.db.engine import database_errors
+from mindroom.db.schema import EXPECTED_REVISION, check_schema
+from mindroom.db.sql import load
+
+SQL = load("mindroom.ops", "status.sql")
+_CONNECT_TIMEOUT_SECONDS = 10.0
+
+Row = Mapping[str, object]
+
+
+class JournalState(StrEnum):
+    """The states of a journal event."""
+
+    PENDING = "pending"
+    SETTLED = "settled"
+
+
+_JOURNAL = {None: "journal", JournalState.PENDING: "journal_pending", JournalState.SETTLED: "journal_settled"}
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The installation at one moment; one row of `principals` each, in the order of their names."""
+
+    schema: str
+    instance: UUID | None
+    principals: tuple[Row, ...]
+
+
+async def read_status(dsn: str) -> Status:
+    """Who serves each principal, how far its sync is trusted, and what is owed.
+
+    Raises UserError when the schema is not the expected one, DatabaseUnavailable when the database cannot be read.
+    """
+    await check_schema(dsn)
+    instances = await _read(dsn, "instance")
+    principals = await _read(dsn, "principals")
+    known = UUID(str(instances[0]["instance_id"])) if instances else None
+    return Status(EXPECTED_REVISION, known, principals)
+
+
+async def read_journal(
+    dsn: str, *, limit: int, state: JournalState | None = None, principal: str | None = None
+) -> tuple[Row, ...]:
+    """The newest `limit` events heard, newest first; raises as `read_status`."""
+    await check_schema(dsn)
+    return await _read(dsn, _JOURNAL[state], principal, limit)
+
+
+async def _read(dsn: str, name: str, *args: object) -> tuple[Row, ...]:
+    async with database_errors():
+        connection = await asyncpg.connect(
+            dsn,
+            timeout=_CONNECT_TIMEOUT_SECONDS,
+            statement_cache_size=0,
+            server_settings={"application_name": "mindroom-status", "default_transaction_read_only": "on"},
+        )
+        try:
+            return tuple(dict(record) for record in await connection.fetch(SQL[name], *args))
+        finally:
+            await connection.close()
