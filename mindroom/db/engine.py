@@ -32,9 +32,9 @@ _UNAVAILABLE_CLASSES = ("08", "53", "57", "40", "55P03", "25P03", "25006")
 _FATE_PATIENCE_SECONDS = 30.0
 _RERUN_ATTEMPTS = 6
 
-_GUARD = """/* mindroom:guard */ SELECT pg_current_xact_id()::text AS xid, pg_backend_pid() AS pid, fence
+_GUARD = """SELECT /* mindroom:guard */ pg_current_xact_id()::text AS xid, pg_backend_pid() AS pid, fence
 FROM principal_fence WHERE principal = $1 FOR SHARE"""
-_BEGIN_UNGUARDED = "/* mindroom:begin */ SELECT pg_current_xact_id()::text AS xid, pg_backend_pid() AS pid"
+_BEGIN_UNGUARDED = "SELECT /* mindroom:begin */ pg_current_xact_id()::text AS xid, pg_backend_pid() AS pid"
 _FATE = "/* mindroom:fate */ SELECT pg_xact_status($1::text::xid8) AS status"
 _END_BACKEND = "/* mindroom:end_backend */ SELECT pg_terminate_backend($1)"
 
@@ -283,6 +283,8 @@ async def connect(
             server_settings={
                 "application_name": "mindroom",
                 "jit": "off",
+                # Lookups by key all of them; planning again for each set of parameters would find the same plan.
+                "plan_cache_mode": "force_generic_plan",
                 "idle_in_transaction_session_timeout": str(int(lease_ttl_seconds * 1000 / 3)),
                 "tcp_user_timeout": "10000",
                 "default_transaction_isolation": "read committed",

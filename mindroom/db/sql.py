@@ -42,5 +42,7 @@ def load(package: str, file: str) -> Statements:
         body = text[mark.end() : following.start() if following else len(text)].strip()
         if not body or name in found:
             raise ValueError(f"{file}: statement {name} is empty or stands twice")
-        found[name] = Statement(name, mark.group(2), f"/* mindroom:{name} */ {body}")
+        # Behind the first word: pg_stat_statements drops a comment that stands before the statement.
+        verb, rest = body.split(None, 1)
+        found[name] = Statement(name, mark.group(2), f"{verb} /* mindroom:{name} */ {rest}")
     return Statements(found)

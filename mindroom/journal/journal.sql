@@ -7,24 +7,25 @@ WITH input AS (
           WITH ORDINALITY AS t(event_id, room_id, thread_id, kind, class, sender, origin_ts,
                                epoch, base, page, idx, source, outcome, position)
           ORDER BY position) i
-), fresh AS (
-    INSERT INTO journal_receipts (receipt, principal, epoch, origin_ts, base, page, idx, event_id, room_id, thread_id,
-                                  sender, kind, class)
-    SELECT receipt, $1, epoch, origin_ts, coalesce(base, receipt), page, idx, event_id, room_id, thread_id,
-           sender, kind, class
-    FROM input
-    ON CONFLICT (principal, event_id) DO NOTHING
-    RETURNING receipt, event_id
 ), judged AS (
     SELECT i.*, coalesce(i.base, i.receipt) AS order_base,
            CASE WHEN i.source IS NULL THEN i.outcome
                 WHEN m.event_id IS NOT NULL THEN 'answered'
                 WHEN t.event_id IS NOT NULL THEN 'redacted' END AS settled_as
-    FROM fresh f
-    JOIN input i ON i.receipt = f.receipt
-    LEFT JOIN answered_marks m ON i.source IS NOT NULL AND m.principal = $1 AND m.event_id = i.event_id
-    LEFT JOIN redaction_tombstones t
-           ON i.source IS NOT NULL AND t.principal = $1 AND t.room_id = i.room_id AND t.event_id = i.event_id
+    FROM input i
+    LEFT JOIN LATERAL (SELECT event_id FROM answered_marks
+                       WHERE i.source IS NOT NULL AND principal = $1 AND event_id = i.event_id OFFSET 0) m ON true
+    LEFT JOIN LATERAL (SELECT event_id FROM redaction_tombstones
+                       WHERE i.source IS NOT NULL AND principal = $1 AND room_id = i.room_id
+                         AND event_id = i.event_id OFFSET 0) t ON true
+    LEFT JOIN LATERAL (SELECT receipt FROM journal_receipts
+                       WHERE principal = $1 AND event_id = i.event_id OFFSET 0) known ON true
+    WHERE known.receipt IS NULL
+), fresh AS (
+    INSERT INTO journal_receipts (receipt, principal, epoch, origin_ts, base, page, idx, event_id, room_id, thread_id,
+                                  sender, kind, class)
+    SELECT receipt, $1, epoch, origin_ts, order_base, page, idx, event_id, room_id, thread_id, sender, kind, class
+    FROM judged
 ), owed AS (
     INSERT INTO journal_pending (receipt, principal, epoch, origin_ts, base, page, idx, event_id, room_id, thread_id,
                                  sender, kind, class, source)
@@ -33,26 +34,34 @@ WITH input AS (
 ), settled AS (
     INSERT INTO journal_settlements (receipt, outcome) SELECT receipt, settled_as FROM judged WHERE settled_as IS NOT NULL
 )
-SELECT receipt, event_id, source IS NOT NULL AND settled_as IS NULL AS pending FROM judged
+SELECT receipt, event_id, order_base AS base, page, idx, source IS NOT NULL AND settled_as IS NULL AS is_pending FROM judged
 
 -- name: read_projection
--- What is stored about the events that a batch touches: revisions, waiting edits, tombstones.
-WITH touched AS (SELECT * FROM unnest($2::text[], $3::text[]) AS t(room_id, event_id))
+-- What is stored about the events that a batch touches; OFFSET 0 keeps each look-up a look-up whatever statistics say.
+WITH touched AS (SELECT * FROM unnest($2::text[], $3::text[]) AS t(room_id, event_id)),
+     redacted AS (SELECT * FROM unnest($4::text[], $5::text[]) AS r(room_id, event_id))
 SELECT 'shown' AS what, v.room_id, v.event_id, v.thread_id, v.sender, v.epoch, v.origin_ts, v.content, v.relates_to,
        v.revision_ts, v.revision_id, v.turn_id
-FROM touched t JOIN visible_messages v ON v.principal = $1 AND v.room_id = t.room_id AND v.event_id = t.event_id
+FROM touched t CROSS JOIN LATERAL (
+    SELECT * FROM visible_messages WHERE principal = $1 AND room_id = t.room_id AND event_id = t.event_id OFFSET 0) v
 UNION ALL
 SELECT 'shown', v.room_id, v.event_id, v.thread_id, v.sender, v.epoch, v.origin_ts, v.content, v.relates_to,
        v.revision_ts, v.revision_id, v.turn_id
-FROM unnest($4::text[], $5::text[]) AS r(room_id, event_id)
-JOIN visible_messages v ON v.principal = $1 AND v.room_id = r.room_id AND v.revision_id = r.event_id
-                       AND v.revision_id <> v.event_id
+FROM redacted r CROSS JOIN LATERAL (
+    SELECT * FROM visible_messages WHERE principal = $1 AND room_id = r.room_id AND revision_id = r.event_id
+                                     AND revision_id <> event_id OFFSET 0) v
 UNION ALL
 SELECT 'waiting', u.room_id, u.target_id, '', u.sender, u.epoch, 0, u.content, NULL, u.revision_ts, u.revision_id, NULL
-FROM touched t JOIN unresolved_edits u ON u.principal = $1 AND u.room_id = t.room_id AND u.target_id = t.event_id
+FROM touched t CROSS JOIN LATERAL (
+    SELECT * FROM unresolved_edits WHERE principal = $1 AND room_id = t.room_id AND target_id = t.event_id OFFSET 0) u
+UNION ALL
+SELECT 'waiting', u.room_id, u.target_id, '', u.sender, u.epoch, 0, u.content, NULL, u.revision_ts, u.revision_id, NULL
+FROM redacted r CROSS JOIN LATERAL (
+    SELECT * FROM unresolved_edits WHERE principal = $1 AND room_id = r.room_id AND revision_id = r.event_id OFFSET 0) u
 UNION ALL
 SELECT 'tombstone', d.room_id, d.event_id, '', '', 0, 0, NULL, NULL, 0, '', NULL
-FROM touched t JOIN redaction_tombstones d ON d.principal = $1 AND d.room_id = t.room_id AND d.event_id = t.event_id
+FROM touched t CROSS JOIN LATERAL (
+    SELECT * FROM redaction_tombstones WHERE principal = $1 AND room_id = t.room_id AND event_id = t.event_id OFFSET 0) d
 
 -- name: write_shown
 -- Installs the latest visible revisions.
@@ -65,8 +74,7 @@ DO UPDATE SET content = EXCLUDED.content, revision_ts = EXCLUDED.revision_ts, re
 
 -- name: withdraw_shown
 -- Removes redacted messages from the projection.
-DELETE FROM visible_messages v USING unnest($2::text[], $3::text[]) AS t(room_id, event_id)
-WHERE v.principal = $1 AND v.room_id = t.room_id AND v.event_id = t.event_id
+DELETE FROM visible_messages WHERE principal = $1 AND room_id = ANY($2::text[]) AND event_id = ANY($3::text[])
 
 -- name: write_waiting_edits
 -- Keeps the newest edit per sender of an original that has not come yet.
@@ -93,10 +101,10 @@ WITH named AS (
 ), marks AS (
     INSERT INTO answered_marks (principal, event_id) SELECT $1, event_id FROM named ON CONFLICT DO NOTHING
 ), gone AS (
-    DELETE FROM journal_pending q USING named n WHERE q.principal = $1 AND q.event_id = n.event_id
-    RETURNING q.receipt, n.turn_id
+    DELETE FROM journal_pending WHERE principal = $1 AND event_id = ANY($2::text[]) RETURNING receipt, event_id
 )
-INSERT INTO journal_settlements (receipt, outcome, turn_id) SELECT receipt, 'answered', turn_id FROM gone
+INSERT INTO journal_settlements (receipt, outcome, turn_id)
+SELECT g.receipt, 'answered', n.turn_id FROM gone g JOIN named n USING (event_id)
 ON CONFLICT DO NOTHING
 
 -- name: settle_events
@@ -111,13 +119,13 @@ SELECT receipt, event_id FROM gone
 
 -- name: settle_ignored
 -- Many verdicts of silence in one commit.
-WITH verdicts AS (
-    SELECT * FROM unnest($2::bigint[], $3::text[]) AS t(receipt, outcome)
-), gone AS (
-    DELETE FROM journal_pending q USING verdicts v WHERE q.principal = $1 AND q.receipt = v.receipt
-    RETURNING q.receipt, v.outcome
+WITH gone AS (
+    DELETE FROM journal_pending WHERE principal = $1 AND receipt = ANY($2::bigint[]) RETURNING receipt
 )
-INSERT INTO journal_settlements (receipt, outcome) SELECT receipt, outcome FROM gone ON CONFLICT DO NOTHING
+INSERT INTO journal_settlements (receipt, outcome)
+SELECT g.receipt, v.outcome
+FROM gone g JOIN unnest($2::bigint[], $3::text[]) AS v(receipt, outcome) USING (receipt)
+ON CONFLICT DO NOTHING
 
 -- name: settle_departed
 -- What was owed in rooms we have left (F2); returns the event ids.
@@ -248,16 +256,17 @@ SELECT room_id, to_token, from_token, cursor, page, floor, epoch, attempts,
 FROM room_history_recovery WHERE principal = $1 AND state = 'repairable' ORDER BY opened_at, room_id
 
 -- name: advance_gap
--- One page is read; compares the page so that a repeated page changes nothing.
+-- One page is read; compares page and epoch so that a repeated page, or one of an earlier stay, changes nothing.
 UPDATE room_history_recovery SET cursor = $4, page = page + 1, attempts = 0, next_attempt_at = NULL, last_error = NULL,
        state = CASE WHEN $6 THEN 'repaired' ELSE state END, closed_at = CASE WHEN $6 THEN mindroom_now() END
-WHERE principal = $1 AND room_id = $2 AND to_token = $3 AND page = $5 AND state = 'repairable' RETURNING page
+WHERE principal = $1 AND room_id = $2 AND to_token = $3 AND page = $5 AND epoch = $7 AND state = 'repairable'
+RETURNING page
 
 -- name: gap_failed
 -- A page that could not be read is tried again later (B3).
 UPDATE room_history_recovery SET attempts = attempts + 1, last_error = $4,
        next_attempt_at = mindroom_now() + make_interval(secs => $5)
-WHERE principal = $1 AND room_id = $2 AND to_token = $3
+WHERE principal = $1 AND room_id = $2 AND to_token = $3 AND epoch = $6 AND state = 'repairable'
 
 -- name: conversation
 -- A thread (its root and members) in order; newest $4 messages.
@@ -281,4 +290,4 @@ SELECT sender FROM (
     SELECT sender, base, page, idx FROM visible_messages WHERE principal = $1 AND room_id = $2 AND thread_id = $3
     UNION ALL
     SELECT sender, base, page, idx FROM visible_messages WHERE principal = $1 AND room_id = $2 AND event_id = $3
-) spoken GROUP BY sender ORDER BY max(ROW(base, page, idx)) DESC
+) spoken GROUP BY sender ORDER BY max(ARRAY[base, page, idx]) DESC
