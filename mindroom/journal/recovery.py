@@ -65,12 +65,14 @@ class Recovery:
 
     async def advance(self, tx: Tx, gap: Gap, *, cursor: SyncToken | None, closes: bool) -> bool:
         """One page is read, in the commit of its events. False when somebody else read it or the room was left."""
-        row = await tx.fetchrow(SQL["advance_gap"], self.principal, gap.room, gap.to_token, cursor, gap.page, closes)
+        row = await tx.fetchrow(
+            SQL["advance_gap"], self.principal, gap.room, gap.to_token, cursor, gap.page, closes, gap.epoch
+        )
         return row is not None
 
     async def gap_failed(self, tx: Tx, gap: Gap, *, code: str, delay_seconds: float) -> None:
         """A page could not be read."""
-        await tx.execute(SQL["gap_failed"], self.principal, gap.room, gap.to_token, code, delay_seconds)
+        await tx.execute(SQL["gap_failed"], self.principal, gap.room, gap.to_token, code, delay_seconds, gap.epoch)
 
     async def due_invites(self) -> list[Invite]:
         """Invitations to decide now."""

@@ -87,12 +87,7 @@ class Journal:
             [h.outcome for h in heard],
         )
         receipts = {EventId(row["event_id"]): Receipt(row["receipt"]) for row in rows}
-        by_id = {h.event_id: h for h in heard}
-        pending = [
-            OrderKey(receipt if by_id[event].base is None else by_id[event].base or 0, h.page, h.index)
-            for event, receipt in receipts.items()
-            if (h := by_id[event]).source is not None
-        ]
+        pending = [OrderKey(row["base"], row["page"], row["idx"]) for row in rows if row["is_pending"]]
         return Admitted(receipts, min(pending, default=None))
 
     async def mark_answered(self, tx: Tx, sources: Mapping[EventId, TurnId | None]) -> None:

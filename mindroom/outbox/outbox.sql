@@ -71,14 +71,16 @@ WHERE o.principal = $1 AND o.room_id = l.room_id AND o.epoch <= l.epoch AND o.st
 -- Our own events prove what was said; a row that a restored database lacks is inserted acknowledged (A6).
 INSERT INTO delivery_outbox (delivery_id, stage, principal, turn_id, generation, purpose, room_id, thread_id, epoch,
                              txn_id, state, acked_event_id, acked_at)
-SELECT e.delivery_id, e.stage, $1, t.turn_id, e.generation, 'adopted', e.room_id, e.thread_id, e.epoch, e.txn_id,
+SELECT DISTINCT ON (e.delivery_id, e.stage)
+       e.delivery_id, e.stage, $1, t.turn_id, e.generation, 'adopted', e.room_id, e.thread_id, e.epoch, e.txn_id,
        'acked', e.event_id, mindroom_now()
 FROM unnest($2::uuid[], $3::text[], $4::uuid[], $5::int[], $6::text[], $7::text[], $8::int[], $9::text[], $10::text[])
-     AS e(delivery_id, stage, turn_id, generation, room_id, thread_id, epoch, txn_id, event_id)
+     WITH ORDINALITY AS e(delivery_id, stage, turn_id, generation, room_id, thread_id, epoch, txn_id, event_id, position)
 LEFT JOIN turns t ON t.turn_id = e.turn_id
+ORDER BY e.delivery_id, e.stage, e.position
 ON CONFLICT (delivery_id, stage) DO UPDATE
     SET state = 'acked', acked_event_id = EXCLUDED.acked_event_id, acked_at = EXCLUDED.acked_at, last_error = NULL
-    WHERE delivery_outbox.state <> 'acked'
+    WHERE delivery_outbox.state <> 'acked' AND delivery_outbox.principal = EXCLUDED.principal
 RETURNING delivery_id, stage, turn_id, acked_event_id
 
 -- name: owed
