@@ -1,30 +1,69 @@
-"""Reads a fault plan from the environment; only the fault driver sets one (K1)."""
+"""The fault driver's hand in a running process: a control file named by the environment (K1).
+
+No ordinary process has one. The file holds the run in JSON: `run` (counts start anew when it changes), `point`,
+`moment`, `hit_number`, `fault` and `record`, the fields of FaultPlan. The driver replaces it whole; each hit looks
+whether it changed.
+"""
 
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from mindroom.core.errors import UserError
-from mindroom.core.faults import Fault, FaultPlan
+from mindroom.core.faults import Fault, FaultPlan, Moment
 
 VARIABLE = "MINDROOM_FAULT_PLAN"
 
 
-def read_fault_plan(environ: Mapping[str, str] = os.environ) -> FaultPlan | None:
-    """The plan, or None in every ordinary process. Raises UserError for a malformed one."""
-    text = environ.get(VARIABLE)
-    if text is None:
-        return None
+@dataclass
+class ControlledPlan:
+    """Does at each hit what the control file says at that moment; a missing file says nothing."""
+
+    path: Path
+    _version: tuple[int, int] | None = None
+    _run: str | None = None
+    _plan: FaultPlan | None = None
+
+    def on_hit(self, point: str, moment: Moment) -> None:
+        """One passage; raises InjectedFault or kills the process when it is the chosen one, UserError for a file that
+        is no plan."""
+        self._reload()
+        if self._plan is not None:
+            self._plan.on_hit(point, moment)
+
+    def _reload(self) -> None:
+        try:
+            status = self.path.stat()
+        except FileNotFoundError:
+            self._version = self._run = self._plan = None
+            return
+        version = (status.st_ino, status.st_mtime_ns)
+        if version == self._version:
+            return
+        run, plan = _read(self.path)
+        if run == self._run and self._plan is not None:
+            plan.counts = self._plan.counts
+        self._version, self._run, self._plan = version, run, plan
+
+
+def read_fault_plan(environ: Mapping[str, str] = os.environ) -> ControlledPlan | None:
+    """The plan, or None in every ordinary process."""
+    path = environ.get(VARIABLE)
+    return None if path is None else ControlledPlan(Path(path))
+
+
+def _read(path: Path) -> tuple[str, FaultPlan]:
     try:
-        raw = json.loads(text)
-        return FaultPlan(
-            record=Path(raw["record"]) if "record" in raw else None,
-            point=raw.get("point", ""),
-            moment=raw.get("moment", "before"),
-            hit_number=int(raw.get("hit_number", 1)),
-            fault=Fault(raw.get("fault", "kill")),
-            armed_by=Path(raw["armed_by"]) if "armed_by" in raw else None,
+        raw = json.loads(path.read_text())
+        plan = FaultPlan(
+            point=str(raw["point"]),
+            moment="after" if raw["moment"] == "after" else "before",
+            hit_number=int(raw["hit_number"]),
+            fault=Fault(raw["fault"]),
+            record=Path(raw["record"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{VARIABLE} is not a fault plan: {error}") from error
+        return str(raw["run"]), plan
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{VARIABLE} names {path}, which is not a fault plan: {error!r}") from error

@@ -1,7 +1,7 @@
 """Fault points: named places where tests kill, cut or fail the runtime (K1, K2).
 
-`hit` costs one attribute read unless `app.compose` installed a plan. A plan either records the points a run passes
-or fires one fault at the k-th hit of one point.
+`hit` costs one read of a variable unless `app.compose` installed a plan. A plan counts the points a run passes and
+fires at most one fault, at the k-th hit of one point.
 """
 
 import os
@@ -10,11 +10,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from mindroom.core.errors import DependencyError
 
 Moment = Literal["before", "after"]
+
+FIRED = "fired"
+"""The line that a plan adds to its record just before its fault."""
 
 
 class Fault(StrEnum):
@@ -36,37 +39,44 @@ class InjectedFault(DependencyError):
         self.fault = fault
 
 
+class Plan(Protocol):
+    """What a fault point tells of each passage."""
+
+    def on_hit(self, point: str, moment: Moment) -> None:
+        """One passage; raises InjectedFault or kills the process when it is the chosen one."""
+        ...
+
+
 @dataclass
 class FaultPlan:
-    """Records hits to `record` (one `point moment` line each) and fires `fault` at hit number `hit_number`."""
+    """Fires `fault` at hit number `hit_number` of one point, or nothing when `point` is empty."""
 
-    record: Path | None = None
     point: str = ""
     moment: Moment = "before"
     hit_number: int = 1
     fault: Fault = Fault.KILL
-    armed_by: Path | None = None
-    """The plan sleeps until this file exists, so that a scenario's set-up is not counted."""
+    record: Path | None = None
+    """Gets a line `point moment number` for each hit, and FIRED before the fault; a killed process leaves it whole."""
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def on_hit(self, point: str, moment: Moment) -> None:
         """Count one passage; raises InjectedFault or kills the process when it is the chosen one."""
-        if self.armed_by is not None and not self.armed_by.exists():
-            return
         self.counts[point, moment] += 1
+        number = self.counts[point, moment]
+        chosen = (point, moment, number) == (self.point, self.moment, self.hit_number)
         if self.record is not None:
             with self.record.open("a") as out:
-                out.write(f"{point} {moment}\n")
-        if (point, moment) == (self.point, self.moment) and self.counts[point, moment] == self.hit_number:
+                out.write(f"{point} {moment} {number}\n" + (f"{FIRED}\n" if chosen else ""))
+        if chosen:
             if self.fault is Fault.KILL:
                 os.kill(os.getpid(), signal.SIGKILL)
             raise InjectedFault(point, self.fault)
 
 
-_plan: FaultPlan | None = None
+_plan: Plan | None = None
 
 
-def install(plan: FaultPlan | None) -> None:
+def install(plan: Plan | None) -> None:
     """Only `app.compose` and tests call this; None removes the plan."""
     global _plan
     _plan = plan

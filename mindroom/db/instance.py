@@ -120,8 +120,8 @@ async def _create(connection: asyncpg.Connection, sealer: Sealer) -> tuple[_Row,
     async with database_errors():
         async with connection.transaction():
             await connection.execute(_CREATE, instance_id, sealer.key_check(instance_id))
-            faults.hit("init_instance", "before")
-        faults.hit("init_instance", "after")
+            faults.hit("tx.init_instance", "before")
+        faults.hit("tx.init_instance", "after")
     row = await _read_row(connection)
     assert row is not None
     return row, Arrival.CREATED if row.instance_id == instance_id else Arrival.JOINED

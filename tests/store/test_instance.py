@@ -179,7 +179,7 @@ async def test_a_crash_around_the_commit_is_repaired_by_the_next_start(
     connection: Any, folder: Folder, moment: Moment, arrival: Arrival
 ) -> None:
     """K1: before the commit nothing exists but a key; after it the folder does not remember yet."""
-    faults.install(FaultPlan(point="init_instance", moment=moment, fault=Fault.ERROR))
+    faults.install(FaultPlan(point="tx.init_instance", moment=moment, fault=Fault.ERROR))
     try:
         with pytest.raises(InjectedFault):
             await folder.start(connection)

@@ -1,0 +1,108 @@
+"""What the program does when a fault strikes: each scenario brings an installation to its trigger, arms, triggers.
+
+A scenario returns when its last message is written; the installation's `settle` waits and judges.
+"""
+
+from collections.abc import Awaitable, Callable
+
+from tests.faults.cases import Case, Scenario
+from tests.faults.installation import Installation
+
+GAP_MESSAGES = 110
+"""More than a response of sync brings (100)."""
+
+Play = Callable[[Installation, Case | None], Awaitable[None]]
+
+
+async def _serving(inst: Installation) -> None:
+    """The process runs and the person is in the room."""
+    if not inst.runtime.is_running:
+        inst.runtime.arm(None)
+        await inst.runtime.start()
+    await inst.runtime.wait_ready()
+    await inst.enter_room()
+
+
+async def empty(inst: Installation, case: Case | None) -> None:
+    """First start on an empty database and a homeserver that knows nothing of us."""
+    inst.runtime.arm(case)
+    await inst.runtime.start()
+    await inst.enter_room()
+    await inst.runtime.wait_ready()
+    await inst.ask()
+
+
+async def answer(inst: Installation, case: Case | None) -> None:
+    """One answer with placeholder, progress and end, by a process that runs."""
+    await _serving(inst)
+    inst.runtime.arm(case)
+    await inst.ask()
+
+
+async def restart(inst: Installation, case: Case | None) -> None:
+    """A message was written while the process was stopped."""
+    await _serving(inst)
+    await inst.runtime.stop()
+    await inst.ask()
+    inst.runtime.arm(case)
+    await inst.runtime.start()
+
+
+async def adopt(inst: Installation, case: Case | None) -> None:
+    """The earlier process was killed while its placeholder stood: the next one adopts it (D2)."""
+    await _serving(inst)
+    await inst.see_placeholder(await inst.ask())
+    await inst.runtime.kill()
+    inst.runtime.arm(case)
+    await inst.runtime.start()
+
+
+async def gap(inst: Installation, case: Case | None) -> None:
+    """So much was written while the process was stopped that sync shows only the end of it (B2)."""
+    await _serving(inst)
+    await inst.runtime.stop()
+    await inst.ask()
+    for number in range(GAP_MESSAGES):
+        await inst.human.send(inst.room, f"talk {number}", mentions=[])
+    await inst.ask()
+    inst.runtime.arm(case)
+    await inst.runtime.start()
+
+
+async def dm(inst: Installation, case: Case | None) -> None:
+    """A person opens a direct chat and writes into it."""
+    await _serving(inst)
+    inst.runtime.arm(case)
+    room = await inst.human.create_room(invite=[inst.agent], is_direct=True, preset="trusted_private_chat")
+    await inst.ask(room=room)
+
+
+async def redaction(inst: Installation, case: Case | None) -> None:
+    """The person removes the message while its answer grows: the placeholder goes, no answer comes (A4, D9)."""
+    await _serving(inst)
+    source = await inst.ask(answered=False)
+    await inst.see_placeholder(source)
+    inst.runtime.arm(case)
+    await inst.human.redact(source.room, source.event_id)
+
+
+async def drain(inst: Installation, case: Case | None) -> None:
+    """The process is told to stop while an answer grows, and started again."""
+    await _serving(inst)
+    await inst.see_placeholder(await inst.ask())
+    inst.runtime.arm(case)
+    await inst.runtime.stop()
+    inst.runtime.disarm()
+    await inst.runtime.start()
+
+
+PLAYS: dict[Scenario, Play] = {
+    Scenario.EMPTY: empty,
+    Scenario.ANSWER: answer,
+    Scenario.RESTART: restart,
+    Scenario.ADOPT: adopt,
+    Scenario.GAP: gap,
+    Scenario.DM: dm,
+    Scenario.REDACTION: redaction,
+    Scenario.DRAIN: drain,
+}
