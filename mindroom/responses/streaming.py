@@ -91,6 +91,7 @@ class Streaming:
         self._metrics = metrics
         self._by_run: dict[RunKey, AnswerStream] = {}
         self._by_delivery: dict[DeliveryId, AnswerStream] = {}
+        self._last_number = 0
         seams.listen(TEXT_ADDED, self._text_added)
         seams.listen(TEXT_RESTARTED, self._text_restarted)
 
@@ -204,7 +205,9 @@ class Streaming:
         content = _working_content(
             Stage.PROGRESS, stream.run.turn, stream.run.generation, stream.delivery, stream.target, text
         )
-        txn = progress_txn_id(stream.delivery, fence=Fence(self._lease.fence), number=stream.edits)
+        # Counted over all runs of the fence: a second run of one delivery must not repeat the ids of the first (E1).
+        self._last_number += 1
+        txn = progress_txn_id(stream.delivery, fence=Fence(self._lease.fence), number=self._last_number)
         wire = await self._gateway.freeze(
             OutgoingEvent(stream.target.room, "m.room.message", as_edit(content, stream.event, newly_mentioned=()), txn)
         )

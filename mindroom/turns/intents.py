@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 
+from mindroom.core.content import is_fallback_reply, replied_event
 from mindroom.journal.projection import MessageProjection
+from mindroom.journal.records import VisibleMessage
 from mindroom.responses.assembly import IntentSource, ResponseIntent
 from mindroom.turns.coalescing import Batch
 from mindroom.turns.ingress import PreparedIngress
+from mindroom.turns.normalizer import spoken_text
 from mindroom.turns.threads import answer_target
 from mindroom.turnstore.record import TurnRecord
 from mindroom.turnstore.store import TurnStore
@@ -21,7 +24,7 @@ class IntentBuilder:
     async def build(self, batch: Batch) -> ResponseIntent:
         """The intent of a batch. Raises CorruptState when its open turn has no rows."""
         anchor = batch.anchor.ingress
-        sources = [_source(decided.ingress) for decided in batch.sources]
+        sources = [await self._source(decided.ingress) for decided in batch.sources]
         if anchor.open_turn is not None:
             sources = await self._of_turn(await self.turns.require(anchor.open_turn), sources)
         return ResponseIntent(
@@ -42,20 +45,29 @@ class IntentBuilder:
                 found.append(known[held.event_id])
                 continue
             message = await self.projection.message(turn.target.room, held.event_id)
-            body = message.content.get("body") if message is not None and message.content is not None else None
-            if message is not None and isinstance(body, str):
+            text = _revised(message)
+            if message is not None and text:
                 found.append(
-                    IntentSource(held.event_id, held.receipt, held.order_key, message.sender, body, message.origin_ts)
+                    IntentSource(held.event_id, held.receipt, held.order_key, message.sender, text, message.origin_ts)
                 )
         return found or at_hand
 
+    async def _source(self, ingress: PreparedIngress) -> IntentSource:
+        """A source that was edited while it waited is answered as it reads now."""
+        message = await self.projection.message(ingress.conversation.room, ingress.event_id)
+        return IntentSource(
+            ingress.event_id,
+            ingress.receipt,
+            ingress.order_key,
+            ingress.sender,
+            _revised(message) or ingress.text,
+            ingress.origin_ts,
+        )
 
-def _source(ingress: PreparedIngress) -> IntentSource:
-    return IntentSource(
-        ingress.event_id,
-        ingress.receipt,
-        ingress.order_key,
-        ingress.sender,
-        ingress.text,
-        ingress.origin_ts,
-    )
+
+def _revised(message: VisibleMessage | None) -> str:
+    if message is None or message.content is None:
+        return ""
+    relates_to = {"m.relates_to": message.relates_to or {}}
+    is_reply = replied_event(relates_to) is not None and not is_fallback_reply(relates_to)
+    return spoken_text(message.content | relates_to, is_reply=is_reply)

@@ -82,6 +82,17 @@ def _prompt_content(event: JsonObject) -> Mapping[str, Any] | Reason:
     return content
 
 
+def spoken_text(content: Mapping[str, Any], *, is_reply: bool) -> str:
+    """What a revision of a prompt says, without reply fallback; '' when it is nothing that could be a prompt."""
+    checked = _prompt_content({"type": "m.room.message", "content": content})
+    return "" if isinstance(checked, Reason) else _text(checked, is_reply=is_reply)
+
+
+def _text(content: Mapping[str, Any], *, is_reply: bool) -> str:
+    body = _spoken_body(content)
+    return (strip_reply_fallback(body) if is_reply else body).strip()
+
+
 @dataclass(frozen=True, slots=True)
 class InboundTurnNormalizer:
     """Prepares the sources of one principal."""
@@ -100,8 +111,7 @@ class InboundTurnNormalizer:
         if isinstance(content, Reason):
             return Verdict(Action.IGNORE, content)
         replied_to = None if is_fallback_reply(content) else replied_event(content)
-        body = _spoken_body(content)
-        text = (body if replied_to is None else strip_reply_fallback(body)).strip()
+        text = _text(content, is_reply=replied_to is not None)
         if not text:
             return Verdict(Action.IGNORE, Reason.EMPTY)
         return PreparedIngress(
