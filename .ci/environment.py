@@ -173,4 +173,8 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        say("\ninterrupted; the next make goes on")
+        sys.exit(130)
