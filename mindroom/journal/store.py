@@ -66,9 +66,11 @@ class Journal:
 
     # ---- inside `admit` and `gap_page` ------------------------------------------------------------------------------
     async def hear(self, tx: Tx, heard: Sequence[Heard]) -> Admitted:
-        """Receipts, pending rows and settlements of a batch; known events change nothing (A2)."""
+        """Receipts, pending rows and settlements of a batch; a known or repeated event changes nothing (A2)."""
         if not heard:
             return Admitted({}, None)
+        first = {h.event_id: h for h in reversed(heard)}
+        heard = [h for h in heard if first[h.event_id] is h]
         rows = await tx.fetch(
             SQL["hear"],
             self.principal,
