@@ -55,6 +55,8 @@ def _reason(ingress: PreparedIngress, snapshot: ConversationSnapshot) -> Reason:
     answerers = snapshot.answerers
     if snapshot.principal not in [responder.user_id for responder in answerers]:
         return Reason.UNAUTHORIZED
+    if snapshot.is_encrypted:
+        return Reason.ENCRYPTED
     candidates = [responder.user_id for responder in answerers if responder.answers is Answers.AUTO]
     return (
         _addressed(ingress, snapshot.principal)

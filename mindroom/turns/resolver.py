@@ -63,6 +63,7 @@ class ConversationResolver:
             is_direct=membership.is_direct if membership else False,
             is_configured=room in self.configured_rooms,
             thread=await self._activity(ingress),
+            is_encrypted=view.is_encrypted,
         )
 
     def _sender_kind(self, sender: UserId) -> SenderKind:

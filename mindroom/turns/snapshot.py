@@ -63,6 +63,8 @@ class ConversationSnapshot:
     """The room is listed under `rooms:` and so never a DM."""
     thread: ThreadActivity | None
     """None: the thread's history is unavailable, so nobody may be taken for its last answerer."""
+    is_encrypted: bool = False
+    """Nothing can be said there (E10), not even to somebody who writes in plain."""
 
     @property
     def humans(self) -> int | None:
