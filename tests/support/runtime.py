@@ -31,6 +31,7 @@ from mindroom.config import parse_config
 from mindroom.core.content import DELIVERY_KEY
 from mindroom.core.metrics import Metrics
 from mindroom.db.embedded import EmbeddedPostgres
+from mindroom.db.folder import DataFolder
 from mindroom.matrix.local_homeserver import LocalHomeserver
 from tests.support.matrix_human import Event, MatrixHuman, VisibleMessage
 
@@ -128,16 +129,6 @@ class RunningRuntime:
         finally:
             waiter.cancel()
 
-    async def end(self) -> None:
-        """An orderly stop, as SIGTERM asks for."""
-        self.stop.set()
-        await asyncio.wait_for(self.task, STOP_SECONDS)
-
-    async def kill(self) -> None:
-        """Cut everything at once; the closest thing to SIGKILL that one process can do to a part of itself."""
-        self.task.cancel()
-        await asyncio.gather(self.task, return_exceptions=True)
-
     async def http(self, path: str) -> tuple[int, str]:
         """Status and body of an operator endpoint."""
         async with (
@@ -204,13 +195,24 @@ class House:
     async def stop(self) -> None:
         """End all processes in order."""
         while self.running:
-            await self.running.pop().end()
+            await self.end(self.runtime)
+
+    async def end(self, running: RunningRuntime) -> None:
+        """An orderly stop, as SIGTERM asks for."""
+        self.running.remove(running)
+        running.stop.set()
+        await asyncio.wait_for(running.task, STOP_SECONDS)
+
+    async def kill(self, running: RunningRuntime) -> None:
+        """Cut everything at once; the closest thing to SIGKILL that one process can do to a part of itself."""
+        self.running.remove(running)
+        running.task.cancel()
+        await asyncio.gather(running.task, return_exceptions=True)
 
     def second_folder(self, name: str) -> str:
         """Another host's data folder: it has the key and nothing else."""
-        target = self.path / name
-        target.mkdir(mode=0o700)
-        shutil.copy2(self.path / "data" / "key", target / "key")
+        ours, theirs = DataFolder(self.path / "data"), DataFolder(self.path / name)
+        shutil.copy2(ours.key_file, theirs.key_file)
         return name
 
     def _config(self, port: int) -> str:
