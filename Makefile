@@ -33,12 +33,12 @@ check: $(READY) ## style, types and layers
 faults: $(READY) ## kill and cut the running program at every fault point; ARGS=--help tells how to select
 	@$(BIN)/python -m tests.faults $(ARGS)
 
-faults-long: $(READY) ## the same with every repeated hit, and random histories
+faults-long: $(READY) ## the same with every repeated hit, everywhere
 	@$(BIN)/python -m tests.faults --long $(ARGS)
 
 bench: $(READY) ## measure, into build/bench.json
 	@mkdir -p build
-	@$(BIN)/python -m tests.bench --output build/bench.json $(ARGS)
+	@$(BIN)/python -m tests.bench $(ARGS)
 
 docs: $(READY) ## check that the documentation says what the code does
 	@$(PYTEST) tests/docs $(ARGS)
