@@ -114,7 +114,9 @@ CASES = [
     Case("another hosted agent sent it", naming(ME), replace(ALONE, sender=SenderKind.HOSTED), Reason.OWN),
     Case("the sender may not talk to me", naming(ME), room(refused(ME)), Reason.UNAUTHORIZED),
     Case("I am no longer in the room", naming(ME), room(absent(ME)), Reason.UNAUTHORIZED),
-    Case("it mentions me in plain in an encrypted room", naming(ME), replace(ALONE, is_encrypted=True), Reason.ENCRYPTED),
+    Case(
+        "it mentions me in plain in an encrypted room", naming(ME), replace(ALONE, is_encrypted=True), Reason.ENCRYPTED
+    ),
     Case("it mentions me", naming(ME), BOTH, Reason.MENTION),
     Case("it mentions me and others", naming(ME, OTHER, BOB), BOTH, Reason.MENTION),
     Case("it mentions me, and I answer only mentions", naming(ME), room(mentioned_only(ME)), Reason.MENTION),
