@@ -14,7 +14,7 @@ from mindroom.cli.output import complain, say
 from mindroom.core.errors import UserError
 
 if TYPE_CHECKING:
-    from mindroom.app.demo import DemoRoom
+    from mindroom.app.demo_room import DemoRoom
 
 DEFAULT_DATA = Path("mindroom-demo")
 _DEFAULT_TIMEOUT_SECONDS = 120.0
