@@ -1,0 +1,140 @@
+"""The projection of messages, edits and redactions against a naive model, in any order, any number of times (K3)."""
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mindroom.core.ids import EventId
+from mindroom.journal.records import ProjectionChange, Redaction
+from mindroom.journal.reduce import Projection, reduce
+from tests.support.events import ALICE, BOB, OTHER_ROOM, ROOM
+from tests.support.reference import deliveries, edit, newest, original, redaction, rooms, visible
+
+A, B, E1, E2, E3 = (EventId(f"${name}") for name in ("a", "b", "e1", "e2", "e3"))
+
+
+def shown(projection: Projection) -> dict[EventId, str | None]:
+    return {
+        event: None if row.content is None else str(row.content["body"]) for (_, event), row in projection.shown.items()
+    }
+
+
+def after(*changes: ProjectionChange) -> dict[EventId, str | None]:
+    return shown(reduce(Projection(), changes))
+
+
+# ---- against the model -----------------------------------------------------------------------------------------------
+@settings(max_examples=600, deadline=None)
+@given(deliveries())
+def test_any_order_and_repetition_shows_what_the_model_allows(changes: list[ProjectionChange]) -> None:
+    """K3, A10: exactly the newest revision; where an edit was redacted, never its text."""
+    found, allowed = after(*changes), visible(changes)
+    assert found.keys() == allowed.keys()
+    for event, text in found.items():
+        assert text in allowed[event].texts
+
+
+@settings(max_examples=300, deadline=None)
+@given(rooms(), st.randoms(use_true_random=False))
+def test_when_redactions_come_first_the_newest_revision_left_is_shown(
+    changes: list[ProjectionChange], rng: random.Random
+) -> None:
+    """A4: a late original, edit or page never installs redacted text, and nothing else is lost by it."""
+    redactions = [change for change in changes if isinstance(change, Redaction)]
+    others = [change for change in changes if not isinstance(change, Redaction)]
+    rng.shuffle(others)
+    assert after(*redactions, *others) == newest(changes)
+
+
+@settings(max_examples=300, deadline=None)
+@given(deliveries())
+def test_no_redacted_text_is_kept_anywhere(changes: list[ProjectionChange]) -> None:
+    """A4, I2: neither shown nor waiting for its original."""
+    projection = reduce(Projection(), changes)
+    redacted = {change.target for change in changes if isinstance(change, Redaction)}
+    kept = {text for text in shown(projection).values() if text}
+    kept |= {str(waiting.content["body"]) for waiting in projection.waiting.values()}
+    assert not kept & redacted
+    assert not {waiting.target for waiting in projection.waiting.values()} & redacted
+
+
+@settings(max_examples=300, deadline=None)
+@given(deliveries())
+def test_what_changed_is_told(changes: list[ProjectionChange]) -> None:
+    """Rows and waiting edits that are not named as changed are as they were, so that a store may skip them."""
+    half = len(changes) // 2
+    first = reduce(Projection(), changes[:half])
+    second = reduce(Projection(dict(first.shown), dict(first.waiting), set(first.tombstones)), changes[half:])
+    for key in first.shown.keys() | second.shown.keys():
+        assert key in second.changed or first.shown.get(key) == second.shown.get(key)
+    for edit_key in first.waiting.keys() | second.waiting.keys():
+        assert edit_key in second.waiting_changed or first.waiting.get(edit_key) == second.waiting.get(edit_key)
+    assert second.tombstones == first.tombstones | second.buried
+
+
+# ---- single rules ----------------------------------------------------------------------------------------------------
+def test_the_newest_revision_wins_by_time_then_by_event_id() -> None:
+    """A10."""
+    assert after(original(A), edit(E1, A, ts=5), edit(E2, A, ts=4)) == {A: E1}
+    assert after(original(A), edit(E2, A, ts=5), edit(E1, A, ts=5)) == {A: E2}
+
+
+def test_an_edit_older_than_its_original_changes_nothing() -> None:
+    assert after(original(A, ts=9), edit(E1, A, ts=5)) == {A: A}
+
+
+def test_edits_by_other_senders_change_nothing() -> None:
+    """A10: before or after the original."""
+    assert after(original(A, sender=ALICE), edit(E1, A, sender=BOB)) == {A: A}
+    assert after(edit(E1, A, sender=BOB), original(A, sender=ALICE)) == {A: A}
+
+
+def test_a_foreign_edit_that_waits_does_not_displace_the_senders_own() -> None:
+    assert after(edit(E1, A, sender=ALICE, ts=2), edit(E2, A, sender=BOB, ts=9), original(A)) == {A: E1}
+
+
+def test_an_edit_of_a_redacted_original_changes_nothing() -> None:
+    """A10."""
+    assert after(original(A), redaction(A), edit(E1, A)) == {}
+    assert reduce(Projection(), [redaction(A), edit(E1, A)]).waiting == {}
+
+
+def test_redacting_the_visible_edit_withholds_its_text() -> None:
+    """A4: the earlier revision comes back by a refetch, not from memory."""
+    assert after(original(A), edit(E1, A, ts=2), edit(E2, A, ts=3), redaction(E2)) == {A: None}
+
+
+def test_redacting_an_edit_that_is_not_visible_changes_nothing() -> None:
+    assert after(original(A), edit(E1, A, ts=2), edit(E2, A, ts=3), redaction(E1)) == {A: E2}
+
+
+def test_a_withheld_text_is_restored_by_an_earlier_edit_and_by_no_repetition_of_its_own() -> None:
+    """A4."""
+    withheld = (original(A), edit(E3, A, ts=4), redaction(E3))
+    assert after(*withheld, edit(E3, A, ts=4)) == {A: None}
+    assert after(*withheld, edit(E1, A, ts=2), edit(E2, A, ts=3)) == {A: E2}
+    assert after(*withheld, edit(E2, A, ts=3), edit(E1, A, ts=2)) == {A: E2}
+
+
+def test_an_initial_has_no_text_until_its_final_fills_it() -> None:
+    """A11: whatever the clock of the server says."""
+    assert after(original(A, body=None)) == {A: None}
+    assert after(original(A, body=None, ts=9), edit(E1, A, ts=5)) == {A: E1}
+
+
+def test_an_edit_leaves_place_and_relation_alone() -> None:
+    """A10: all of the content but m.relates_to is replaced."""
+    first = original(A, thread="$root")
+    projection = reduce(Projection(), [first, edit(E1, A, ts=5)])
+    row = projection.shown[ROOM, A]
+    assert (row.thread, row.origin_ts, row.relates_to) == ("$root", 1, None)
+    assert row.revision == edit(E1, A, ts=5).revision
+
+
+def test_a_tombstone_counts_in_its_own_room_only() -> None:
+    assert after(original(A), Redaction(OTHER_ROOM, A)) == {A: A}
+
+
+def test_a_message_shown_twice_keeps_its_newer_revision() -> None:
+    assert after(original(B), edit(E1, B), original(B)) == {B: E1}
