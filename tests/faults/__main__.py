@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.faults.cases import MAX_HITS, Case, Scenario
+from tests.faults.cases import DEFAULT, EVERYTHING, MAX_HITS, Case, Scenario
 from tests.faults.driver import Driver, Outcome, plan
 from tests.faults.report import Progress, last_line, never_struck, say, table
 from tests.faults.world import open_world
@@ -26,7 +26,7 @@ def _arguments() -> argparse.Namespace:
         metavar="CASE",
         help="one run, written scenario:point:moment:k:fault; a beginning of that selects all that begin so",
     )
-    parser.add_argument("--slots", type=int, default=5, metavar="N", help="runs at a time (default: 5)")
+    parser.add_argument("--slots", type=int, default=8, metavar="N", help="runs at a time (default: 8)")
     parser.add_argument("--list", action="store_true", help="print the runs, do none")
     return parser.parse_args()
 
@@ -53,12 +53,9 @@ async def _cases(driver: Driver, arguments: argparse.Namespace) -> list[Case]:
     scenarios = [scenario for scenario in Scenario if not wanted or scenario in wanted]
     if arguments.only and all(text.count(":") == 4 for text in arguments.only):
         return [Case.parse(text) for text in arguments.only]
-    hits = dict.fromkeys(Scenario, MAX_HITS) if arguments.long else DEFAULT_HITS
-    cases = plan(await driver.record(scenarios), max_hits=hits)
+    records = await driver.record(scenarios, whole=arguments.long)
+    cases = plan(records, scopes=EVERYTHING if arguments.long else DEFAULT)
     return [case for case in cases if not wanted or any(str(case).startswith(text) for text in arguments.only)]
-
-
-DEFAULT_HITS = dict.fromkeys(Scenario, MAX_HITS)
 
 
 def _report(outcomes: list[Outcome], *, seconds: float) -> int:

@@ -18,10 +18,27 @@ class Scenario(StrEnum):
     ADOPT = "adopt"
     GAP = "gap"
     DM = "dm"
+    STRANGER = "stranger"
     REDACTION = "redaction"
     DRAIN = "drain"
 
 
+class Kind(StrEnum):
+    """The installations that scenarios are played on."""
+
+    USUAL = "usual"
+    SLOW = "slow"
+    """With a slow model: something is done while an answer grows."""
+    FRESH = "fresh"
+    """Nobody used it, and it has two agents, for the way they find each other."""
+
+
+KINDS = dict.fromkeys(Scenario, Kind.USUAL) | {
+    Scenario.EMPTY: Kind.FRESH,
+    Scenario.ADOPT: Kind.SLOW,
+    Scenario.REDACTION: Kind.SLOW,
+    Scenario.DRAIN: Kind.SLOW,
+}
 MAX_HITS = 3
 """The k-th hit of a point is tried up to this k."""
 POLLING = frozenset({"hs.sync", "tx.lease.renew", "tx.save_token"})
@@ -67,10 +84,16 @@ class Passage:
     moment: Moment
 
 
-def read_record(text: str) -> list[Passage]:
-    """The hits of a record, in order; what a kill cut short is left out."""
+SCENE_ENDS = "scene ends"
+"""A line of a record: what follows is not what the scenario is about."""
+
+
+def read_record(text: str, *, whole: bool = True) -> list[Passage]:
+    """The hits of a record, in order, to its end or to SCENE_ENDS; a line that a kill cut short is left out."""
     passages = []
     for line in text.splitlines():
+        if line == SCENE_ENDS and not whole:
+            break
         parts = line.split()
         if len(parts) == 3:
             passages.append(Passage(parts[0], "after" if parts[1] == "after" else "before"))
@@ -82,12 +105,50 @@ def has_fired(text: str) -> bool:
     return FIRED in text.splitlines()
 
 
-def cases_of(scenario: Scenario, passages: Iterable[Passage], *, max_hits: int) -> list[Case]:
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Which hits of a scenario are struck: those that no other scenario passes in the same situation."""
+
+    max_hits: int = MAX_HITS
+    only: frozenset[str] = frozenset()
+    """No other points, unless empty."""
+    without: frozenset[str] = frozenset()
+
+    def covers(self, point: str) -> bool:
+        """Whether the point is struck in this scenario."""
+        return point not in self.without and (not self.only or point in self.only)
+
+
+_SIGNS = frozenset({"hs.typing", "hs.receipt"})
+_START = frozenset(
+    {
+        "tx.register_process",
+        "tx.provision_account",
+        "tx.lease.take",
+        "tx.beat",
+        "hs.profile_get",
+        "hs.resolve_alias",
+        "hs.get_state",
+    }
+)
+EVERYTHING = dict.fromkeys(Scenario, Scope())
+DEFAULT = EVERYTHING | {
+    Scenario.RESTART: Scope(max_hits=1),
+    Scenario.ADOPT: Scope(max_hits=2, without=_START | _SIGNS),
+    Scenario.GAP: Scope(max_hits=2, without=_START | _SIGNS),
+    Scenario.DM: Scope(only=frozenset({"hs.join", "tx.admit", "tx.invite_result", "tx.open_turn"})),
+    Scenario.STRANGER: Scope(only=frozenset({"hs.leave", "tx.admit", "tx.invite_result"})),
+}
+"""Starting is `restart`'s matter, typing and receipts are `answer`'s; docs/fault-programme.md gives the reasons."""
+
+
+def cases_of(scenario: Scenario, passages: Iterable[Passage], *, scope: Scope) -> list[Case]:
     """Every case for the points that a recorded run passed."""
     hits = Counter(passage.point for passage in passages if passage.moment == "before")
     return [
         Case(scenario, point, moment, number, fault)
         for point, count in sorted(hits.items())
-        for number in range(1, min(count, 1 if point in POLLING else max_hits) + 1)
+        if scope.covers(point)
+        for number in range(1, min(count, 1 if point in POLLING else scope.max_hits) + 1)
         for moment, fault in _FAULTS[point.partition(".")[0]]
     ]

@@ -6,11 +6,11 @@ An installation serves one case after the other; one on which a promise was brok
 import asyncio
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.faults.cases import Case, Passage, Scenario, cases_of, read_record
+from tests.faults.cases import KINDS, Case, Kind, Passage, Scenario, Scope, cases_of, read_record
 from tests.faults.installation import Installation
 from tests.faults.oracle import Breach, Finding
 from tests.faults.scenarios import PLAYS
@@ -18,8 +18,6 @@ from tests.faults.world import World
 
 _ATTEMPTS = 2
 """A point that is not passed every time gets so many chances."""
-_FRESH = frozenset({Scenario.EMPTY})
-"""Scenarios that need an installation nobody used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +48,26 @@ class Driver:
     tell: Callable[[Outcome], None]
     _idle: list[Installation] = field(default_factory=list)
 
-    async def record(self, scenarios: Sequence[Scenario]) -> dict[Scenario, list[Passage]]:
+    async def record(self, scenarios: Sequence[Scenario], *, whole: bool) -> dict[Scenario, list[Passage]]:
         """The points each scenario passes after its trigger. Raises AssertionError when one fails unharmed."""
         gate = asyncio.Semaphore(self.slots)
 
         async def one(scenario: Scenario) -> list[Passage]:
             async with gate:
-                inst = await self._take(scenario)
-                findings = await _play(inst, scenario, None)
-                if findings:
-                    raise AssertionError(f"{scenario} fails without any fault: {findings}\n{inst.runtime.log_tail()}")
-                passages = read_record(inst.runtime.record.read_text())
-                await self._put_back(inst)
-                return passages
+                inst = await self._take(KINDS[scenario])
+                try:
+                    if findings := await _play(inst, scenario, None):
+                        log = inst.runtime.log_tail()
+                        raise AssertionError(f"{scenario} fails without any fault: {findings}\n{log}")
+                    return read_record(inst.runtime.record.read_text(), whole=whole)
+                finally:
+                    await self._put_back(inst)
 
         return dict(zip(scenarios, await asyncio.gather(*map(one, scenarios)), strict=True))
 
     async def run(self, cases: Sequence[Case]) -> list[Outcome]:
         """Every case once, in any order."""
-        waiting, outcomes = list(reversed(cases)), list[Outcome]()
+        waiting, outcomes = sorted(cases, key=lambda case: KINDS[case.scenario], reverse=True), list[Outcome]()
 
         async def slot() -> None:
             while waiting:
@@ -89,7 +88,7 @@ class Driver:
     async def _run(self, case: Case) -> Outcome:
         started = time.monotonic()
         for _ in range(_ATTEMPTS):
-            inst = await self._take(case.scenario)
+            inst = await self._take(KINDS[case.scenario])
             findings = await _play(inst, case.scenario, case)
             struck, exits = inst.runtime.has_fired, tuple(inst.runtime.exits)
             logs = None
@@ -103,16 +102,19 @@ class Driver:
                 break
         return Outcome(case, time.monotonic() - started, struck, tuple(findings), exits, logs)
 
-    async def _take(self, scenario: Scenario) -> Installation:
-        if scenario in _FRESH or not self._idle:
-            return await Installation.create(self.world)
-        return self._idle.pop()
+    async def _take(self, kind: Kind) -> Installation:
+        for place, inst in enumerate(self._idle):
+            if inst.kind is kind:
+                return self._idle.pop(place)
+        if self._idle:
+            await self._idle.pop(0).close()
+        return await Installation.create(self.world, kind)
 
     async def _put_back(self, inst: Installation) -> None:
-        if len(self._idle) < self.slots:
-            self._idle.append(inst)
-        else:
+        if inst.kind is Kind.FRESH:
             await inst.close()
+        else:
+            self._idle.append(inst)
 
     def _keep_logs(self, inst: Installation, case: Case) -> Path:
         folder = self.logs / str(case).replace(":", "-")
@@ -132,10 +134,8 @@ async def _play(inst: Installation, scenario: Scenario, case: Case | None) -> li
     return await inst.settle()
 
 
-def plan(records: dict[Scenario, list[Passage]], *, max_hits: dict[Scenario, int]) -> list[Case]:
+def plan(records: Mapping[Scenario, Sequence[Passage]], *, scopes: Mapping[Scenario, Scope]) -> list[Case]:
     """All cases of the recorded scenarios."""
     return [
-        case
-        for scenario, passages in records.items()
-        for case in cases_of(scenario, passages, max_hits=max_hits[scenario])
+        case for scenario, passages in records.items() for case in cases_of(scenario, passages, scope=scopes[scenario])
     ]

@@ -8,6 +8,7 @@ from typing import Any, Self
 import aiohttp
 import asyncpg
 
+from tests.faults.cases import Kind
 from tests.faults.oracle import Breach, Finding, Source, audit, is_answered, judge, unfinished
 from tests.faults.process import RuntimeProcess, until
 from tests.faults.world import ANSWER_CHARACTERS, World
@@ -28,12 +29,13 @@ models:
   default: {{provider: openai_like, id: scripted, base_url: "{model}"}}
 agents:
   {name}: {{display_name: Agent {name}, role: answers, rooms: [{name}], answers: mentioned}}
-rooms:
+{helper}rooms:
   {name}: {{display_name: Room {name}}}
 authorization:
   users: ["{human}"]
 http: {{port: 0}}
 """
+_HELPER = "  {name}-b: {{display_name: Helper of {name}, role: listens, rooms: [{name}], answers: mentioned}}\n"
 
 
 @dataclass
@@ -41,6 +43,7 @@ class Installation:
     """Made by `create`, ended by `close`."""
 
     world: World
+    kind: Kind
     name: str
     human: MatrixHuman
     runtime: RuntimeProcess
@@ -51,7 +54,7 @@ class Installation:
     """What was asked, by room; each stays under judgement to the end."""
 
     @classmethod
-    async def create(cls, world: World) -> Self:
+    async def create(cls, world: World, kind: Kind) -> Self:
         """A person's account, an empty database and a configuration; nothing runs yet."""
         name = world.new_name()
         folder = world.folder / name
@@ -65,15 +68,16 @@ class Installation:
             _CONFIG.format(
                 homeserver=world.homeserver.url,
                 secret=_SECRET,
-                model=world.model.base_url,
+                model=(world.slow_model if kind is Kind.SLOW else world.model).base_url,
                 name=name,
+                helper=_HELPER.format(name=name) if kind is Kind.FRESH else "",
                 human=human.user_id,
             )
         )
         environ = {"DATABASE_URL": dsn, _SECRET: world.homeserver.registration_shared_secret}
         session = aiohttp.ClientSession()
         runtime = RuntimeProcess(folder, environ=environ, session=session)
-        return cls(world, name, human, runtime, await asyncpg.connect(dsn), session)
+        return cls(world, kind, name, human, runtime, await asyncpg.connect(dsn), session)
 
     @property
     def agent(self) -> str:
@@ -121,6 +125,20 @@ class Installation:
                 e["sender"] == self.agent and e["content"].get("m.relates_to", {}).get("event_id") == source.event_id
             ),
         )
+
+    async def new_person(self) -> MatrixHuman:
+        """Somebody whom the configuration does not know."""
+        secret = self.world.homeserver.registration_shared_secret
+        return await MatrixHuman.register(self.world.homeserver.url, shared_secret=secret)
+
+    async def see_declined(self, person: MatrixHuman, room: str) -> None:
+        """Return once the agent has declined the person's invite. Raises AssertionError when it does not."""
+
+        async def declined() -> bool:
+            members = [e for e in await person.state(room) if e.get("state_key") == self.agent]
+            return bool(members) and members[0]["content"]["membership"] == "leave"
+
+        await until(declined, seconds=SETTLE_SECONDS, failure=lambda: AssertionError("the invite was not declined"))
 
     # ---- judgement ------------------------------------------------------------------------------------------------
     async def settle(self) -> list[Finding]:

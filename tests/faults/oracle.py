@@ -111,7 +111,7 @@ SELECT (SELECT count(*) FROM journal_pending) AS pending,
 _AUDITS = {
     "an open turn without a pending source (D3)": """
         SELECT t.turn_id::text FROM turns t WHERE t.state = 'open' AND NOT EXISTS (
-            SELECT 1 FROM turn_sources s JOIN journal_pending p ON p.receipt = s.receipt WHERE s.turn_id = t.turn_id)""",
+            SELECT 1 FROM turn_sources s JOIN journal_pending p USING (receipt) WHERE s.turn_id = t.turn_id)""",
     "an answered source without a final that was said (D3)": """
         SELECT r.event_id FROM journal_settlements s JOIN journal_receipts r USING (receipt)
         WHERE s.outcome = 'answered' AND NOT EXISTS (
@@ -122,7 +122,8 @@ _AUDITS = {
         GROUP BY principal, acked_event_id HAVING count(*) > 1""",
     "a source both settled and pending": """
         SELECT p.event_id FROM journal_pending p JOIN journal_settlements s USING (receipt)""",
-    "a delivery that failed": "SELECT delivery_id::text || ' ' || last_error FROM delivery_outbox WHERE state = 'failed'",
+    "a delivery that failed": """
+        SELECT delivery_id::text || ' ' || last_error FROM delivery_outbox WHERE state = 'failed'""",
     "a settlement of work that is neither answered, ignored nor withdrawn": """
         SELECT r.event_id || ' ' || s.outcome FROM journal_settlements s JOIN journal_receipts r USING (receipt)
         WHERE s.outcome NOT IN ('answered', 'redacted') AND s.outcome NOT LIKE 'ignored.%'""",

@@ -18,7 +18,7 @@ import aiohttp
 
 from mindroom.app.compose import LEASE_VARIABLE
 from mindroom.app.faultplan import VARIABLE
-from tests.faults.cases import Case, has_fired
+from tests.faults.cases import SCENE_ENDS, Case, has_fired
 
 LEASE_TTL_SECONDS = 3
 _START_SECONDS = 30.0
@@ -26,6 +26,7 @@ _STOP_SECONDS = 40.0
 _RESTARTS = 20
 """More ends in one run than this are a fault of their own."""
 _PR_SET_PDEATHSIG = 1
+_INHERITED = ("PATH", "HOME", "LANG", "PYTHONPATH")
 _libc = ctypes.CDLL(None)
 
 
@@ -66,6 +67,11 @@ class RuntimeProcess:
     def disarm(self) -> None:
         """Go on recording, strike no more."""
         self._write(None)
+
+    def end_scene(self) -> None:
+        """What is passed from here on is not what the scenario is about."""
+        with self.record.open("a") as out:
+            out.write(f"{SCENE_ENDS}\n")
 
     @property
     def has_fired(self) -> bool:
@@ -134,7 +140,7 @@ class RuntimeProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
-                env={name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ} | self._environ,
+                env={name: os.environ[name] for name in _INHERITED if name in os.environ} | self._environ,
                 preexec_fn=_die_with_parent,
                 start_new_session=True,
             )

@@ -29,6 +29,7 @@ async def empty(inst: Installation, case: Case | None) -> None:
     await inst.runtime.start()
     await inst.enter_room()
     await inst.runtime.wait_ready()
+    inst.runtime.end_scene()
     await inst.ask()
 
 
@@ -77,6 +78,17 @@ async def dm(inst: Installation, case: Case | None) -> None:
     await inst.ask(room=room)
 
 
+async def stranger(inst: Installation, case: Case | None) -> None:
+    """Somebody who may not invite invites; the agent declines and goes on serving (A9)."""
+    await _serving(inst)
+    async with await inst.new_person() as person:
+        inst.runtime.arm(case)
+        room = await person.create_room(invite=[inst.agent])
+        await inst.see_declined(person, room)
+    inst.runtime.end_scene()
+    await inst.ask()
+
+
 async def redaction(inst: Installation, case: Case | None) -> None:
     """The person removes the message while its answer grows: the placeholder goes, no answer comes (A4, D9)."""
     await _serving(inst)
@@ -93,6 +105,7 @@ async def drain(inst: Installation, case: Case | None) -> None:
     inst.runtime.arm(case)
     await inst.runtime.stop()
     inst.runtime.disarm()
+    inst.runtime.end_scene()
     await inst.runtime.start()
 
 
@@ -103,6 +116,7 @@ PLAYS: dict[Scenario, Play] = {
     Scenario.ADOPT: adopt,
     Scenario.GAP: gap,
     Scenario.DM: dm,
+    Scenario.STRANGER: stranger,
     Scenario.REDACTION: redaction,
     Scenario.DRAIN: drain,
 }

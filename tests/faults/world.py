@@ -4,13 +4,13 @@ import os
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
 import asyncpg
 
-from mindroom.db.embedded import EmbeddedPostgres
+from mindroom.db.embedded import EmbeddedPostgres, _Disguise
 from mindroom.db.folder import DataFolder
 from mindroom.db.schema import upgrade
 from mindroom.matrix.local_homeserver import LocalHomeserver
@@ -19,9 +19,17 @@ from tests.support.openai_server import Behaviour, OpenAIServer
 ANSWER_CHARACTERS = 400
 # The placeholder stands after 0.3 s with some text, one progress edit follows, then the end: each stage once.
 _BEHAVIOUR = Behaviour(delay_seconds=0.1, chunks=7, chunk_interval_seconds=0.17, answer_characters=ANSWER_CHARACTERS)
+_SLOW_INTERVAL_SECONDS = 0.4
 _TEMPLATE = "template_mindroom"
 # Processes are killed here, never the machine: what the kernel has taken is safe.
-_FAST = ("fsync = off", "full_page_writes = off")
+_SETTINGS = ("-c", "max_connections=300", "-c", "fsync=off", "-c", "full_page_writes=off")
+
+
+class _Postgres(EmbeddedPostgres):
+    """Room for many installations."""
+
+    def _command(self, disguise: _Disguise) -> list[str]:
+        return [*super()._command(disguise), *_SETTINGS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +40,8 @@ class World:
     postgres: EmbeddedPostgres
     homeserver: LocalHomeserver
     model: OpenAIServer
+    slow_model: OpenAIServer
+    """Leaves time to do something while an answer grows."""
     _numbers: "count[int]" = field(default_factory=count)
 
     def new_name(self) -> str:
@@ -53,9 +63,6 @@ class World:
 
     async def prepare(self) -> None:
         """The database that all others are copies of."""
-        for setting in _FAST:
-            await self._execute(f"ALTER SYSTEM SET {setting}")
-        await self._execute("SELECT pg_reload_conf()")
         await self._execute(f"CREATE DATABASE {_TEMPLATE}")
         await upgrade(self.address(_TEMPLATE))
 
@@ -75,9 +82,12 @@ async def open_world() -> AsyncIterator[World]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mindroom-", ignore_cleanup_errors=True)))
         world = World(
             folder,
-            await stack.enter_async_context(EmbeddedPostgres(DataFolder(folder / "pg"), bindir=bindir)),
+            await stack.enter_async_context(_Postgres(DataFolder(folder / "pg"), bindir=bindir)),
             await stack.enter_async_context(LocalHomeserver(DataFolder(folder / "hs"))),
             await stack.enter_async_context(OpenAIServer(_BEHAVIOUR)),
+            await stack.enter_async_context(
+                OpenAIServer(replace(_BEHAVIOUR, chunk_interval_seconds=_SLOW_INTERVAL_SECONDS))
+            ),
         )
         await world.prepare()
         yield world
