@@ -4,6 +4,7 @@ Owns `human.json`, the person's account and thread. Kept apart from `app.demo` s
 the servers start.
 """
 
+import asyncio
 import json
 import secrets
 from collections.abc import Awaitable, Callable
@@ -15,7 +16,8 @@ from mindroom.app.tasks import stoppable, until_first
 from mindroom.config import Config, effective_config, load_config
 from mindroom.core.clock import SystemClock
 from mindroom.core.errors import UserError
-from mindroom.core.ids import DeviceId, EventId, UserId
+from mindroom.core.ids import DeviceId, EventId, RoomId, UserId
+from mindroom.db.embedded import running_dsn
 from mindroom.db.files import replace_whole
 from mindroom.db.folder import DataFolder
 from mindroom.matrix.accounts import AccountSession, Credentials, ensure_account
@@ -23,6 +25,10 @@ from mindroom.matrix.client import MatrixClient
 from mindroom.matrix.local_homeserver import LocalHomeserver
 from mindroom.ops.console import Conversation
 from mindroom.ops.human import HumanClient
+from mindroom.ops.status import JournalState, read_journal
+
+_ROOM_PATIENCE_SECONDS = 60.0
+_PENDING_LOOKED_AT = 1000
 
 Progress = Callable[[str], None]
 
@@ -50,6 +56,8 @@ class DemoRoom:
     alias: str
     config_file: Path
     conversation: Conversation
+    last_error: Callable[[EventId], Awaitable[str | None]]
+    """The code of what last hindered the answer to an event; None when nothing did."""
 
     def __repr__(self) -> str:
         return f"DemoRoom({self.url}, {self.alias})"
@@ -86,10 +94,9 @@ class DemoTeam:
         async with HumanClient(
             self.homeserver.url, session.user_id, clock=SystemClock(), access_token=session.access_token
         ) as client:
-            self.progress("waiting for the room")
             conversation = Conversation(
                 client,
-                await client.enter(room.alias),
+                await self._enter(client, room.alias),
                 agents={agent.user_id: agent.display_name for agent in effective.agents},
                 keep_thread=lambda thread: self._save_account(replace(account, thread=thread)),
                 thread=EventId(account.thread) if account.thread else None,
@@ -102,8 +109,26 @@ class DemoTeam:
                     room.alias,
                     self.config_file,
                     conversation,
+                    self._last_error,
                 )
             )
+
+    async def _last_error(self, event: EventId) -> str | None:
+        dsn = running_dsn(self.folder)
+        rows = await read_journal(dsn, limit=_PENDING_LOOKED_AT, state=JournalState.PENDING) if dsn else ()
+        return next((str(row["last_error"]) for row in rows if row["event_id"] == event and row["last_error"]), None)
+
+    async def _enter(self, client: HumanClient, alias: str) -> RoomId:
+        self.progress("waiting for the room")
+        try:
+            async with asyncio.timeout(_ROOM_PATIENCE_SECONDS):
+                return await client.enter(alias)
+        except TimeoutError as error:
+            log = self.folder.logs / "mindroom.log"
+            raise UserError(
+                f"{client.user_id} was not invited to {alias} within {_ROOM_PATIENCE_SECONDS:.0f} s. Is that user "
+                f"among authorization.users in {self.config_file}? {log} tells what happened."
+            ) from error
 
     async def _log_in(self, account: HumanAccount) -> AccountSession:
         user, device = UserId(account.user_id), DeviceId(account.device_id)

@@ -83,15 +83,16 @@ class _Session:
         self._progress("stopping; everything is kept")
 
     async def _exchange(self, room: "DemoRoom") -> None:
-        from mindroom.ops.console import exchange
+        from mindroom.ops.console import exchange, why_unanswered
 
         assert self._text is not None
         self._progress("waiting for the answer")
         result = await exchange(room.conversation, self._text, timeout_seconds=self._timeout_seconds)
         if not result.answers:
-            shown = f" The room shows: {result.unfinished}" if result.unfinished else ""
+            error = await room.last_error(result.said) if result.said else None
+            reason = why_unanswered(result, last_error=error, config_file=room.config_file)
             raise UserError(
-                f"No answer came within {self._timeout_seconds:g} s.{shown} The message stays owed and is answered "
+                f"No answer came within {self._timeout_seconds:g} s: {reason}. The message stays owed and is answered "
                 f"after the next start; {self._log_file} tells what happened."
             )
         self._progress.end()

@@ -8,11 +8,14 @@ import asyncio
 import os
 import unicodedata
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import TextIO
 
 from mindroom.core.content import read_marker, replaced_event, thread_root
+from mindroom.core.errors import ModelFailure
 from mindroom.core.ids import DeliveryId, EventId, RoomId, UserId
 from mindroom.core.values import Stage
 from mindroom.ops.human import HeardMessage, HumanClient
@@ -276,27 +279,39 @@ async def _wait_for_answer(conversation: Conversation, screen: Screen, patience_
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One message and what came of it: finished answers, oldest first, or what was last shown instead."""
+    """One message and what came of it: finished answers, oldest first, or how far the newest unfinished one is."""
 
+    said: EventId | None
     answers: tuple[str, ...]
-    unfinished: str = ""
+    unfinished: str | None
+    """None while nobody began to answer; may be empty."""
 
 
 async def exchange(conversation: Conversation, text: str, *, timeout_seconds: float) -> Exchange:
     """Say `text` and wait until it is answered and nobody writes any more. Raises MatrixFailure."""
     answers: list[str] = []
-    unfinished = ""
-    try:
+    said, unfinished = None, None
+    with suppress(TimeoutError):
         async with asyncio.timeout(timeout_seconds):
             await conversation.say(text)
             said = conversation.waiting_for
             while not conversation.done.is_set():
                 for update in await conversation.hear():
                     if not update.is_final:
-                        unfinished = update.text or unfinished
+                        unfinished = update.text or unfinished or ""
                     elif said in update.sources:
                         answers.append(update.text)
-    except TimeoutError:
-        if conversation.waiting_for is not None:
-            return Exchange((), unfinished)
-    return Exchange(tuple(answers))
+    return Exchange(said, tuple(answers), unfinished)
+
+
+def why_unanswered(result: Exchange, *, last_error: str | None, config_file: Path) -> str:
+    """Why an exchange brought no answer, as part of a sentence; `last_error` is the code stored with the message."""
+    if last_error == ModelFailure.code:
+        return f"the model cannot be used, see `models` in {config_file}"
+    if last_error is not None:
+        return f"the last error was `{last_error}`"
+    if result.unfinished is None:
+        return "no agent has begun to answer"
+    return (
+        f"so far the room shows: {result.unfinished}" if result.unfinished else "an agent has begun, without a word yet"
+    )

@@ -25,6 +25,14 @@ _SYNC_TIMEOUT_SECONDS: Final = 30
 _CALL_TIMEOUT_SECONDS: Final = 60
 _RETRY_SECONDS: Final = 0.5
 _NOT_YET: Final = frozenset({MatrixFailureClass.NOT_FOUND, MatrixFailureClass.FORBIDDEN})
+_PASSING: Final = frozenset(
+    {
+        MatrixFailureClass.NETWORK,
+        MatrixFailureClass.SERVER,
+        MatrixFailureClass.RATE_LIMITED,
+        MatrixFailureClass.NOT_JSON,
+    }
+)
 _FILTER: Final = {
     "presence": {"types": []},
     "account_data": {"types": []},
@@ -48,7 +56,7 @@ class HeardMessage:
 
 @dataclass(eq=False)
 class HumanClient:
-    """One login; use as `async with`."""
+    """One login; use as `async with`. Every call waits out an absence of the homeserver; the caller bounds the time."""
 
     url: str
     user_id: UserId
@@ -96,7 +104,7 @@ class HumanClient:
         return EventId(event)
 
     async def hear(self, room: RoomId) -> tuple[HeardMessage, ...]:
-        """Messages of the next sync response, possibly none; waits up to half a minute for one, and out an absence."""
+        """Messages of the next sync response, possibly none; half a minute is waited for one. Raises MatrixFailure."""
         joined = (await self._next_response()).get("rooms", {}).get("join", {})
         events = joined.get(room, {}).get("timeline", {}).get("events", [])
         return tuple(
@@ -110,18 +118,20 @@ class HumanClient:
         query = [("timeout", str(timeout)), ("filter", json.dumps(_FILTER))]
         if self._since is not None:
             query.append(("since", self._since))
-        while True:
-            try:
-                answer = await self._call("sync", "GET", client_path("sync", query=query))
-            except MatrixFailure as failure:
-                if failure.failure_class not in (MatrixFailureClass.NETWORK, MatrixFailureClass.SERVER):
-                    raise
-                await self.clock.sleep(_RETRY_SECONDS)
-                continue
-            self._since = answer["next_batch"]
-            return answer
+        answer = await self._call("sync", "GET", client_path("sync", query=query))
+        self._since = answer["next_batch"]
+        return answer
 
     async def _call(self, call: str, method: str, path: str, *, body: JsonObject | None = None) -> JsonObject:
+        while True:
+            try:
+                return await self._attempt(call, method, path, body)
+            except MatrixFailure as failure:
+                if failure.failure_class not in _PASSING:
+                    raise
+            await self.clock.sleep(_RETRY_SECONDS)
+
+    async def _attempt(self, call: str, method: str, path: str, body: JsonObject | None) -> JsonObject:
         assert self._session is not None, "the client is used inside `async with`"
         headers = {"Authorization": f"Bearer {self.access_token}"}
         target = URL(f"{self.url}{path}", encoded=True)

@@ -140,7 +140,7 @@ def test_starting_again_continues_room_and_thread(folder: Path, capsys: pytest.C
     assert newest["thread_id"] == before
 
 
-def test_no_answer_is_exit_code_1_with_what_the_room_shows_and_the_message_stays_owed(
+def test_no_answer_is_exit_code_1_with_the_reason_and_the_message_stays_owed(
     folder: Path, free_port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = folder / "config.yaml"
@@ -148,14 +148,15 @@ def test_no_answer_is_exit_code_1_with_what_the_room_shows_and_the_message_stays
     model = f"provider: openai_like\n    id: any\n    base_url: http://127.0.0.1:{free_port}/v1"
     config.write_text(original.replace("provider: offline", model))
     try:
-        failed = say(folder, "is anybody there?", "--timeout", "4")
+        failed = say(folder, "is anybody there?", "--timeout", "6")
     finally:
         config.write_text(original)
     owed = [row for row in journal(folder, capsys) if row["state"] == "pending"]
     answered = say(folder, "then now")
 
     assert (failed.returncode, failed.stdout) == (1, "")
-    assert "mindroom: No answer came within 4 s." in failed.stderr
+    # How far it got within that time depends on the machine; the sentences stand in the tests of the console.
+    assert re.search(r"mindroom: No answer came within 6 s: (the model|an agent|no agent|so far) ", failed.stderr)
     assert "mindroom.log" in failed.stderr
     assert owed
     assert answered.returncode == 0
