@@ -99,7 +99,9 @@ class SyncLoop:
                 break
         self._since, self._trust, self._unsaved_since = batch.next_batch, certified, None
         self._note_success()
-        self._gate.open()
+        if not self._gate.is_open:
+            log.info("gate_opened", principal=self._name)
+            self._gate.open()
 
     def _is_due(self) -> bool:
         now = self._clock.boottime()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mindroom.bot.admit import AdmissionHooks, Admitter
 from mindroom.bot.gate import StartGate
+from mindroom.bot.wiring import Ledgers
 from mindroom.core.clock import SystemClock
 from mindroom.core.ids import PrincipalName, SyncToken, UserId
 from mindroom.core.ports import SyncBatch
@@ -40,6 +41,9 @@ class Listener:
     admitter: Admitter
     number: int
     sent: int = 0
+    sender: str = "@alice:localhost"
+    msgtype: str = "m.text"
+    trust: CheckpointTrust = CERTIFIED
 
     def response(self, events: int) -> SyncBatch:
         """A sync response of so many messages by an authorized human."""
@@ -50,9 +54,9 @@ class Listener:
                 {
                     "event_id": f"$bench-{self.number}-{self.sent:09d}-abcdefghijklmnopqrstuv",
                     "type": "m.room.message",
-                    "sender": "@alice:localhost",
+                    "sender": self.sender,
                     "origin_server_ts": 1_790_000_000_000 + self.sent,
-                    "content": {"msgtype": "m.text", "body": f"message number {self.sent} of the bench"},
+                    "content": {"msgtype": self.msgtype, "body": f"message number {self.sent} of the bench"},
                     "unsigned": {"age": 5, "membership": "join"},
                 }
             )
@@ -76,13 +80,12 @@ async def listeners(database: Database, count: int) -> list[Listener]:
         name = PrincipalName(f"bench{number}-{time.monotonic_ns()}")
         lease = await keeper.take(await add_principal(database, name), name)
         assert lease is not None
-        found.append(Listener(lease, await _admitter(lease, clock), number))
+        found.append(Listener(lease, await admitter_for(lease, clock), number))
     return found
 
 
-async def _admitter(lease: Lease, clock: SystemClock) -> Admitter:
-    from mindroom.bot.wiring import Ledgers
-
+async def admitter_for(lease: Lease, clock: SystemClock) -> Admitter:
+    """The real admitter of a lease, with nobody to wake."""
     ledgers = await Ledgers.load(lease)
     metrics = lease.database.metrics
     worker = OutboxWorker(
@@ -109,7 +112,9 @@ async def _admitter(lease: Lease, clock: SystemClock) -> Admitter:
         worker=worker,
         release=TurnRelease(ledgers.turns, ledgers.outbox, worker, RunningTurns()),
         metrics=metrics,
-        hooks=AdmissionHooks(pending=lambda _key: None, gaps=lambda: None, invites=lambda: None),
+        hooks=AdmissionHooks(
+            pending=lambda _key: None, held=lambda _rooms: None, gaps=lambda: None, invites=lambda: None
+        ),
     )
 
 
@@ -154,7 +159,8 @@ async def _timed(hearers: list[Listener], events: int, seconds: float) -> tuple[
 
 async def _statements(database: Database) -> int:
     row = await database.fetchrow(
-        "SELECT coalesce(sum(calls), 0)::bigint AS calls FROM pg_stat_statements s JOIN pg_database d ON d.oid = s.dbid "
+        "SELECT coalesce(sum(calls), 0)::bigint AS calls FROM pg_stat_statements s "
+        "JOIN pg_database d ON d.oid = s.dbid "
         "WHERE d.datname = current_database() AND query LIKE '%mindroom:%'"
     )
     return int(row["calls"]) if row else 0

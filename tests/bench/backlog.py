@@ -1,0 +1,62 @@
+"""Start with 10,000 pending sources: from the opening of the gate until the first source has its verdict (C3)."""
+
+import json
+from datetime import datetime
+from typing import Any
+
+from mindroom.core.clock import SystemClock
+from mindroom.core.ids import PrincipalName
+from mindroom.core.metrics import Metrics
+from mindroom.db.engine import connect
+from mindroom.db.lease import LeaseKeeper, LeaseTimes
+from tests.bench.admission import Listener, admitter_for
+from tests.bench.stage import Stage
+from tests.support.ledgers import add_process
+
+PENDING = 10_000
+PAGE = 500
+
+
+async def measure(stage: Stage) -> dict[str, Any]:
+    """Pending notices (policy ignores them, so nothing is sent), then a start."""
+    stage.stop_runtime()
+    await _fill(stage)
+    stage.start_runtime()
+    await stage.wait_ready()
+    opened = _first(stage, "gate_opened")
+    decided = _first(stage, "source_ignored", "turn_closed")
+    started = _first(stage, "lease_taken")
+    return {
+        "pending": PENDING,
+        "gate_to_first_verdict_s": round((decided - opened).total_seconds(), 3),
+        "lease_to_first_verdict_s": round((decided - started).total_seconds(), 3),
+    }
+
+
+async def _fill(stage: Stage) -> None:
+    database = await connect(stage.dsn, metrics=Metrics())
+    try:
+        row = await database.fetchrow("SELECT principal, name FROM principals")
+        assert row is not None
+        clock = SystemClock()
+        process = await add_process(database)
+        keeper = LeaseKeeper(database, process=process, clock=clock, times=LeaseTimes(60), beat_database=database)
+        lease = await keeper.take(row["principal"], PrincipalName(row["name"]))
+        assert lease is not None
+        listener = Listener(lease, await admitter_for(lease, clock), 1, sender="@human:localhost", msgtype="m.notice")
+        token = await database.fetchrow("SELECT token FROM sync_checkpoints WHERE principal = $1", row["principal"])
+        assert token is not None
+        for _ in range(PENDING // PAGE):
+            batch = listener.response(PAGE)
+            admission = listener.admitter.classify(batch, since=token["token"])
+            await listener.admitter.admit(admission, token=token["token"], trust=listener.trust)
+        await keeper.resign(lease)
+    finally:
+        await database.close()
+
+
+def _first(stage: Stage, *events: str) -> datetime:
+    for line in stage.log.read_text().splitlines():
+        if line.startswith("{") and (entry := json.loads(line)).get("event") in events:
+            return datetime.fromisoformat(entry["timestamp"])
+    raise RuntimeError(f"the runtime logged none of {events}")
