@@ -9,6 +9,7 @@ from uuid import UUID
 from mindroom.core.content import JsonObject
 from mindroom.core.ids import DeliveryId, DeviceId, Epoch, EventId, PrincipalId, RoomId, TurnId, TxnId, UserId
 from mindroom.core.ports import WirePayload
+from mindroom.core.text import storable_json_text
 from mindroom.core.values import Stage
 from mindroom.db.engine import Database, Tx
 from mindroom.db.sql import load
@@ -47,7 +48,8 @@ class OutboxSummary:
 
 
 def _json(value: Mapping[str, Any] | None) -> str | None:
-    return None if value is None else json.dumps(value, separators=(",", ":"))
+    """Model output may hold what jsonb refuses (E7)."""
+    return None if value is None else storable_json_text(value)
 
 
 def _wire(text: str | None) -> WirePayload | None:

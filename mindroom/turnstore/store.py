@@ -7,6 +7,7 @@ from uuid import UUID
 
 from mindroom.core.errors import CorruptState
 from mindroom.core.ids import Epoch, EventId, PrincipalId, Receipt, RoomId, TurnId, UserId
+from mindroom.core.text import storable
 from mindroom.core.values import Conversation, MessageTarget, OrderKey, Reason
 from mindroom.db.engine import Database, Tx
 from mindroom.db.sql import load
@@ -60,15 +61,15 @@ class TurnStore:
         )
 
     async def append_step(self, tx: Tx, turn: TurnRecord, step: StepRecord) -> None:
-        """A completed step is a fact (D4)."""
+        """A completed step is a fact (D4). Model output may hold characters that no text column takes (E7)."""
         await tx.execute(
             SQL["append_step"],
             self.principal,
             turn.turn_id,
             turn.generation,
             step.step,
-            step.canonical_text,
-            step.replayable_text,
+            storable(step.canonical_text),
+            storable(step.replayable_text),
             step.input_tokens,
             step.output_tokens,
         )
