@@ -79,14 +79,15 @@ class Supervisor:
                 backoff.reset()
                 continue
             except FenceLost:
-                self._note(agent, status, "lease_lost")
+                await self._note(agent, status, "lease_lost")
             except MatrixFailure as failure:
                 await self._session_failed(agent, status, failure)
             except MindRoomError as error:
-                self._note(agent, status, f"{error.code}: {error}" if isinstance(error, UserError) else error.code)
+                reason = str(error) if isinstance(error, UserError) else error.code
+                await self._note(agent, status, reason)
             except Exception as error:
                 log.error("service_failed", principal=agent.name, error=blame(error))
-                self._note(agent, status, type(error).__name__)
+                await self._note(agent, status, type(error).__name__)
             await self._pause(backoff.next_seconds(), stop)
 
     async def _serve_once(self, agent: EffectiveAgent, status: PrincipalStatus, stop: asyncio.Event) -> None:
@@ -108,7 +109,7 @@ class Supervisor:
         try:
             status.bot = AgentBot(agent, lease, edges=edges, needs=self.needs, synced=self._check_ready)
             status.state, status.reason = ServiceState.SERVING, "waiting for the first sync response"
-            await self.sessions.store.note_health(lease.principal, reason=None)
+            await self.sessions.store.note_health(agent.name, reason=None)
             await status.bot.serve(stop)
         finally:
             await edges.close()
@@ -122,16 +123,20 @@ class Supervisor:
 
     async def _session_failed(self, agent: EffectiveAgent, status: PrincipalStatus, failure: MatrixFailure) -> None:
         code = failure.errcode or failure.failure_class.value
-        self._note(agent, status, code)
+        await self._note(agent, status, code)
         if failure.errcode == "M_UNKNOWN_TOKEN":
             try:
                 await self.sessions.renew(agent)
             except DependencyError as error:
                 log.warning("session_not_renewed", principal=agent.name, code=error.code)
 
-    def _note(self, agent: EffectiveAgent, status: PrincipalStatus, reason: str) -> None:
+    async def _note(self, agent: EffectiveAgent, status: PrincipalStatus, reason: str) -> None:
         status.state, status.reason = ServiceState.FAILED, reason
         log.warning("principal_unhealthy", principal=agent.name, reason=reason)
+        try:
+            await self.sessions.store.note_health(agent.name, reason=reason)
+        except DependencyError:
+            log.warning("health_not_noted", principal=agent.name)
 
     async def _pause(self, seconds: float, stop: asyncio.Event) -> None:
         sleeper = asyncio.ensure_future(self.needs.clock.sleep(seconds))

@@ -42,7 +42,10 @@ class SyncLoop:
 
     async def run(self) -> None:
         """Receive until cancelled. Raises FenceLost, and MatrixFailure of class AUTH when the session is gone."""
-        self._since, self._trust = await self._admitter.journal.load_checkpoint()
+        self._since, trust = await self._admitter.journal.load_checkpoint()
+        self._believe(trust)
+        if self._since is not None:
+            await self._admitter.save_token(self._since, trust)
         backoff = Backoff(0.5, 60.0)
         while True:
             try:
@@ -91,17 +94,23 @@ class SyncLoop:
                 else:
                     await self._admitter.admit(admission, token=batch.next_batch, trust=certified)
             except DatabaseUnavailable as error:
-                self._trust = advance(self._trust, TrustEvent.ADMISSION_FAILED)
+                self._believe(advance(self._trust, TrustEvent.ADMISSION_FAILED))
                 wait = backoff.next_seconds()
                 log.warning("matrix_sync_certification_uncertain", code=error.code, wait_seconds=round(wait, 1))
                 await self._clock.sleep(wait)
             else:
                 break
-        self._since, self._trust, self._unsaved_since = batch.next_batch, certified, None
+        self._since, self._unsaved_since = batch.next_batch, None
+        self._believe(certified)
         self._note_success()
         if not self._gate.is_open:
             log.info("gate_opened", principal=self._name)
             self._gate.open()
+
+    def _believe(self, trust: CheckpointTrust) -> None:
+        self._trust = trust
+        for state in Trust:
+            self._metrics.checkpoint_trust.labels(self._name, state.value).set(state is trust.state)
 
     def _is_due(self) -> bool:
         now = self._clock.boottime()

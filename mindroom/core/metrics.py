@@ -54,6 +54,9 @@ class Metrics:
         )
         self.sync_failures = counter("sync_failures", "Failed sync requests.", "errcode")
         self.sync_limited = counter("sync_limited", "Limited timelines.", "outcome")
+        self.checkpoint_trust = gauge(
+            "checkpoint_trust", "1 for the trust state of the checkpoint.", "principal", "state"
+        )
         self.admit_seconds = histogram("admit_seconds", "Classify and commit of one sync response.")
         self.admitted_events = counter("admitted_events", "Events given a receipt.", "kind", "class")
         self.duplicates = counter("duplicates", "Events shown again after their receipt.")

@@ -83,10 +83,10 @@ class PrincipalStore:
         async with self.database.transaction("provision_account") as tx:
             await tx.execute(SQL["new_device"], principal, device_id)
 
-    async def note_health(self, principal: PrincipalId, *, reason: str | None) -> None:
-        """Why the principal is not served, for operators; a code, never a text of others."""
-        async with self.database.transaction("beat") as tx:
-            await tx.execute(SQL["unhealthy"], principal, reason)
+    async def note_health(self, name: PrincipalName, *, reason: str | None) -> None:
+        """Why the principal is not served, for operators; a code or a sentence of ours, never a text of others."""
+        async with self.database.transaction("note_health") as tx:
+            await tx.execute(SQL["unhealthy"], name, reason)
 
     def _open(self, sealed: bytes | None, purpose: str) -> str | None:
         return None if sealed is None else self.sealer.open(sealed, purpose=purpose).decode()

@@ -22,4 +22,4 @@ UPDATE principals SET device_id = $2, access_token_sealed = NULL WHERE principal
 
 -- name: unhealthy
 -- Why a principal is not served; NULL when it is.
-UPDATE principals SET unhealthy_reason = $2 WHERE principal = $1 AND unhealthy_reason IS DISTINCT FROM $2
+UPDATE principals SET unhealthy_reason = $2 WHERE name = $1 AND unhealthy_reason IS DISTINCT FROM $2
