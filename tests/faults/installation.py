@@ -10,13 +10,11 @@ import asyncpg
 
 from tests.faults.cases import Kind
 from tests.faults.oracle import Breach, Finding, Source, audit, is_answered, judge, unfinished
-from tests.faults.process import RuntimeProcess, until
+from tests.faults.process import RuntimeProcess, patience_seconds, until
 from tests.faults.world import ANSWER_CHARACTERS, World
 from tests.support.matrix_human import MatrixHuman
 from tests.support.openai_server import FILLER
 
-SETTLE_SECONDS = 30.0
-"""After this an answer is lost (K1)."""
 QUIET_SECONDS = 2.0
 _SECRET = "MINDROOM_REGISTRATION_SECRET"
 
@@ -101,7 +99,7 @@ class Installation:
         async def invited() -> bool:
             return bool(self.human.rooms_invited)
 
-        await until(invited, seconds=SETTLE_SECONDS, failure=lambda: AssertionError("no invite to the room came"))
+        await until(invited, failure=lambda: AssertionError("no invite to the room came"))
         (room,) = self.human.rooms_invited
         await self.human.join(room)
         self.room = room
@@ -138,7 +136,7 @@ class Installation:
             members = [e for e in await person.state(room) if e.get("state_key") == self.agent]
             return bool(members) and members[0]["content"]["membership"] == "leave"
 
-        await until(declined, seconds=SETTLE_SECONDS, failure=lambda: AssertionError("the invite was not declined"))
+        await until(declined, failure=lambda: AssertionError("the invite was not declined"))
 
     # ---- judgement ------------------------------------------------------------------------------------------------
     async def settle(self) -> list[Finding]:
@@ -146,9 +144,9 @@ class Installation:
 
         Everything ever asked here is judged again, so that a late second answer is found too.
         """
-        deadline = asyncio.get_running_loop().time() + SETTLE_SECONDS
-        quiet_from, said, owed = 0.0, -1, {}
-        while (now := asyncio.get_running_loop().time()) < deadline:
+        loop = asyncio.get_running_loop()
+        started, quiet_from, said, owed = loop.time(), 0.0, -1, dict[str, int]()
+        while is_patient := (now := loop.time()) - started < patience_seconds():
             ready_since = await self.runtime.ready_since()
             if (count := self._said()) != said or ready_since is None or not self._all_answered():
                 said, quiet_from = count, now
@@ -160,7 +158,7 @@ class Installation:
         findings = self.judge() + await audit(self.database)
         if not findings and owed:
             findings.append(Finding(Breach.LOST, f"answered, but still owed: {owed}"))
-        if not findings and now >= deadline:
+        if not findings and not is_patient:
             findings.append(Finding(Breach.LOST, "the process did not become ready, or the room not quiet"))
         return findings
 
