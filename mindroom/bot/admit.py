@@ -4,12 +4,12 @@ Own echoes first, then departures, membership, state, receipts, projection, gaps
 is skipped when it has nothing to write; their number never depends on the number of events.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from mindroom.core.content import DeliveryMarker, message_content
-from mindroom.core.ids import THREAD_MAIN, EventId, SyncToken, TurnId
+from mindroom.core.ids import THREAD_MAIN, EventId, RoomId, SyncToken, TurnId
 from mindroom.core.metrics import Metrics
 from mindroom.core.ports import SyncBatch
 from mindroom.core.values import MessageTarget, OrderKey, Stage
@@ -37,6 +37,8 @@ class AdmissionHooks:
     """Who is woken by what a commit brought."""
 
     pending: Callable[[OrderKey], None]
+    held: Callable[[Iterable[RoomId]], None]
+    """Told of rooms with a new gap before any of their sources is fed (B7)."""
     gaps: Callable[[], None]
     invites: Callable[[], None]
 
@@ -139,9 +141,10 @@ class Admitter:
             if echo.stage is Stage.FINAL and echo.marker is not None:
                 answered.update(dict.fromkeys(echo.marker.sources, echo.marker.turn))
         if answered:
-            await self.journal.mark_answered(tx, answered)
+            gone = await self.journal.mark_answered(tx, answered)
             finished = [turn for turn in dict.fromkeys(answered.values()) if turn is not None]
             await self.turns.close_answered(tx, finished)
+            await self.release.sources_gone(tx, gone, outcome="answered")
         known = [(row.key, row.event_id) for row in rows.values()]
         tx.after_commit(lambda: self._seen(known, adopted=len(fresh)))
 
@@ -168,17 +171,19 @@ class Admitter:
     def _admitted(self, admission: Admission, admitted: Admitted) -> None:
         """After the commit: memory follows, sleepers wake, counters move."""
         self.book.apply(admission)
-        self.count(admission, admitted)
-        if admitted.lowest_pending is not None:
-            self.hooks.pending(admitted.lowest_pending)
+        if admission.gaps:
+            self.hooks.held(gap.room for gap in admission.gaps)
+        self.heard(admission, admitted)
         if admission.gaps:
             self.metrics.sync_limited.labels("gap").inc(len(admission.gaps))
             self.hooks.gaps()
         if admission.memberships:
             self.hooks.invites()
 
-    def count(self, admission: Admission, admitted: Admitted) -> None:
-        """Counters of a batch."""
+    def heard(self, admission: Admission, admitted: Admitted) -> None:
+        """After the commit of a response or of a gap page: the feeder wakes, counters move."""
+        if admitted.lowest_pending is not None:
+            self.hooks.pending(admitted.lowest_pending)
         for heard in admission.heard:
             if heard.event_id in admitted.receipts:
                 self.metrics.admitted_events.labels(heard.kind.value, heard.event_class.value).inc()

@@ -60,8 +60,11 @@ class GapWorker:
         await self._gate.opened()
         backoff = Backoff(0.5, 20.0)
         while True:
+            self._wake.clear()
             try:
                 gaps = await self._admitter.recovery.gaps()
+                if self._wake.is_set():
+                    continue  # another gap was recorded while these were read, and its room must stay held
                 self._hold(gaps)
                 due = next((gap for gap in gaps if gap.is_due), None)
                 if due is not None:
@@ -74,7 +77,6 @@ class GapWorker:
             await self._rest(has_gaps=bool(gaps))
 
     async def _rest(self, *, has_gaps: bool) -> None:
-        self._wake.clear()
         if not has_gaps:
             await self._wake.wait()
             return
@@ -121,7 +123,7 @@ class GapWorker:
                 raise TransactionRefused("gap_page", "the gap moved on")
             await self._admitter.echoes_of(tx, admission.echoes)
             admitted = await self._admitter.hear(tx, admission)
-            tx.after_commit(lambda: self._admitter.count(admission, admitted))
+            tx.after_commit(lambda: self._admitter.heard(admission, admitted))
 
         try:
             await self._admitter.lease.run("gap_close" if closes else "gap_page", body)

@@ -2,7 +2,7 @@
 to a room whose encryption is unknown or on (E10). The SendGate of one principal's outbox."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from mindroom.core.ids import Epoch, RoomId
 from mindroom.journal.rooms import RoomBook
@@ -43,6 +43,10 @@ class StartGate:
     def hold(self, rooms: frozenset[RoomId]) -> None:
         """These rooms, and only these, have a gap to wait for."""
         self._held = rooms
+
+    def hold_also(self, rooms: Iterable[RoomId]) -> None:
+        """Hold these as well: their gap has just been found."""
+        self._held = self._held.union(rooms)
 
     async def opened(self) -> None:
         """Returns once the gate is open."""

@@ -140,7 +140,7 @@ def wire(agent: EffectiveAgent, lease: Lease, *, ledgers: Ledgers, edges: Edges,
         worker=saying.worker,
         release=TurnRelease(ledgers.turns, ledgers.outbox, saying.worker, running),
         metrics=metrics,
-        hooks=AdmissionHooks(pending=feeder.wake, gaps=gap_found.set, invites=joins.wake),
+        hooks=AdmissionHooks(pending=feeder.wake, held=gate.hold_also, gaps=gap_found.set, invites=joins.wake),
     )
     return Services(
         gate=gate,
@@ -170,7 +170,9 @@ def _saying(
     """Outbox, presentation and the runner that feeds both."""
     clock, metrics = needs.clock, needs.metrics
     seams, pause = needs.new_seams(), SendPause(clock)
-    streaming = Streaming(lease, gateway=edges.gateway, pause=pause, seams=seams, clock=clock, metrics=metrics)
+    streaming = Streaming(
+        lease, gateway=edges.gateway, gate=gate, pause=pause, seams=seams, clock=clock, metrics=metrics
+    )
     worker = OutboxWorker(
         lease,
         outbox=ledgers.outbox,

@@ -95,17 +95,19 @@ INSERT INTO redaction_tombstones (principal, room_id, event_id)
 SELECT $1, * FROM unnest($2::text[], $3::text[]) ON CONFLICT DO NOTHING
 
 -- name: mark_answered
--- Sources that our own FINALs name are answered for ever, pending or not (A6).
+-- Sources that our own FINALs name are answered for ever, pending or not (A6); returns what was owed.
 WITH named AS (
     SELECT * FROM unnest($2::text[], $3::uuid[]) AS t(event_id, turn_id)
 ), marks AS (
     INSERT INTO answered_marks (principal, event_id) SELECT $1, event_id FROM named ON CONFLICT DO NOTHING
 ), gone AS (
     DELETE FROM journal_pending WHERE principal = $1 AND event_id = ANY($2::text[]) RETURNING receipt, event_id
+), settled AS (
+    INSERT INTO journal_settlements (receipt, outcome, turn_id)
+    SELECT g.receipt, 'answered', n.turn_id FROM gone g JOIN named n USING (event_id)
+    ON CONFLICT DO NOTHING
 )
-INSERT INTO journal_settlements (receipt, outcome, turn_id)
-SELECT g.receipt, 'answered', n.turn_id FROM gone g JOIN named n USING (event_id)
-ON CONFLICT DO NOTHING
+SELECT event_id FROM gone
 
 -- name: settle_events
 -- Takes sources off the pending list by event id with one outcome; returns what was owed.

@@ -92,9 +92,10 @@ class Journal:
         pending = [OrderKey(row["base"], row["page"], row["idx"]) for row in rows if row["is_pending"]]
         return Admitted(receipts, min(pending, default=None))
 
-    async def mark_answered(self, tx: Tx, sources: Mapping[EventId, TurnId | None]) -> None:
-        """Our own FINAL names these sources: answered, now and whenever they come again (A6)."""
-        await tx.execute(SQL["mark_answered"], self.principal, list(sources), list(sources.values()))
+    async def mark_answered(self, tx: Tx, sources: Mapping[EventId, TurnId | None]) -> list[EventId]:
+        """Our own FINAL names these sources: answered, now and whenever they come again (A6); returns the owed ones."""
+        rows = await tx.fetch(SQL["mark_answered"], self.principal, list(sources), list(sources.values()))
+        return [EventId(row["event_id"]) for row in rows]
 
     async def write_memberships(self, tx: Tx, memberships: Mapping[RoomId, RoomMembership]) -> None:
         """Our standing in rooms."""

@@ -21,7 +21,7 @@ from mindroom.core.errors import (
     MatrixFailureClass,
     RetryClass,
 )
-from mindroom.core.ids import EventId, RoomId
+from mindroom.core.ids import Epoch, EventId, RoomId
 from mindroom.core.metrics import Metrics, errcode_label
 from mindroom.core.ports import DeliveryGateway, OutgoingEvent, PresentationPort, WirePayload
 from mindroom.core.values import Stage
@@ -92,9 +92,10 @@ class OutboxWorker:
         self._tasks: asyncio.TaskGroup | None = None
 
     # ---- offers, all from after_commit hooks ------------------------------------------------------------------------
-    def is_idle(self, room: RoomId) -> bool:
-        """True when nothing of this room is being said or waits."""
-        return room not in self._lanes
+    def is_free(self, room: RoomId, *, epoch: Epoch) -> bool:
+        """True when an answer may go out at once: nothing of the room is being said and the gate lets it (B7, E10)."""
+        permission = self._gate.permission(room, epoch=epoch, purpose=Purpose.ANSWER)
+        return room not in self._lanes and permission is Permission.SEND
 
     def offer_claimed(self, claimed: Claimed) -> None:
         """Say what was claimed in the commit that owes it."""

@@ -114,7 +114,7 @@ class ResponseRunner:
             row = await self.transitions.outbox.load(key)
             visible = row.acked_event if row is not None else None
         run = RunKey(turn.turn_id, turn.generation)
-        return self.streaming.open(run, delivery=key.delivery, target=turn.target, visible=visible)
+        return self.streaming.open(run, delivery=key.delivery, target=turn.target, epoch=turn.epoch, visible=visible)
 
     async def _answer(self, turn: TurnRecord, intent: ResponseIntent, stream: AnswerStream, started: float) -> Answer:
         request = await self.payloads.prepare(stream.run, intent)

@@ -12,7 +12,7 @@ import structlog
 from mindroom.core.clock import Clock
 from mindroom.core.content import DeliveryMarker, JsonObject, as_edit, message_content
 from mindroom.core.errors import DependencyError, MatrixDeliveryFailure, MatrixFailureClass
-from mindroom.core.ids import DeliveryId, EventId, Fence, TurnId
+from mindroom.core.ids import DeliveryId, Epoch, EventId, Fence, TurnId
 from mindroom.core.markdown import render
 from mindroom.core.metrics import Metrics, errcode_label
 from mindroom.core.ports import DeliveryGateway, OutgoingEvent
@@ -20,6 +20,8 @@ from mindroom.core.seams import Seams
 from mindroom.core.transactions import progress_txn_id
 from mindroom.core.values import MessageTarget, Stage
 from mindroom.db.lease import Lease
+from mindroom.outbox.gate import Permission, SendGate
+from mindroom.outbox.records import Purpose
 from mindroom.outbox.worker import SendPause
 from mindroom.responses.cadence import DEFAULT_CADENCE, EditProgress, wait_seconds
 from mindroom.responses.loop import TEXT_ADDED, TEXT_RESTARTED, RunKey, TextAdded, TextRestarted
@@ -60,6 +62,7 @@ class AnswerStream:
     run: RunKey
     delivery: DeliveryId
     target: MessageTarget
+    epoch: Epoch
     event: EventId | None = None
     text: str = ""
     first_text_at: float | None = None
@@ -79,6 +82,7 @@ class Streaming:
         lease: Lease,
         *,
         gateway: DeliveryGateway,
+        gate: SendGate,
         pause: SendPause,
         seams: Seams,
         clock: Clock,
@@ -86,6 +90,7 @@ class Streaming:
     ) -> None:
         self._lease = lease
         self._gateway = gateway
+        self._gate = gate
         self._pause = pause
         self._clock = clock
         self._metrics = metrics
@@ -120,10 +125,10 @@ class Streaming:
 
     # ---- one answer ------------------------------------------------------------------------------------------------
     def open(
-        self, run: RunKey, *, delivery: DeliveryId, target: MessageTarget, visible: EventId | None
+        self, run: RunKey, *, delivery: DeliveryId, target: MessageTarget, epoch: Epoch, visible: EventId | None
     ) -> AnswerStream:
         """A run begins; `visible` is its placeholder when a crashed run left one (D2)."""
-        stream = AnswerStream(run, delivery, target)
+        stream = AnswerStream(run, delivery, target, epoch)
         self._by_run[run] = self._by_delivery[delivery] = stream
         if visible is not None:
             self.initial_visible(delivery, visible)
@@ -200,7 +205,8 @@ class Streaming:
             stream.in_flight.set_result(None)
 
     async def _send(self, stream: AnswerStream, text: str) -> None:
-        if stream.event is None:
+        permission = self._gate.permission(stream.target.room, epoch=stream.epoch, purpose=Purpose.ANSWER)
+        if stream.event is None or permission is not Permission.SEND:
             return
         content = _working_content(
             Stage.PROGRESS, stream.run.turn, stream.run.generation, stream.delivery, stream.target, text

@@ -87,7 +87,8 @@ class TurnTransitions:
         """FINAL owed, sources settled, turn closed, in one commit (D3).
 
         `wire` is the FINAL frozen for the case that the placeholder stands at `edits` (None: that there is none); when
-        the placeholder turns out otherwise, or the room's lane is busy, the row is queued and the worker freezes it.
+        the placeholder turns out otherwise, or nothing may go out to the room at once, the row is queued and the worker
+        freezes it.
         Raises TransactionRefused when a source, the turn's generation or the epoch moved.
         """
         delivery = answer_delivery_id(turn.turn_id, turn.generation)
@@ -112,7 +113,7 @@ class TurnTransitions:
             new = self._delivery(turn, final, answer.content, notify=answer.notify)
             gone = state in (None, DeliveryState.RETIRED, DeliveryState.FAILED)
             as_foreseen = (gone and edits is None) or (state is DeliveryState.ACKED and event == edits)
-            if wire is not None and as_foreseen and self.worker.is_idle(turn.target.room):
+            if wire is not None and as_foreseen and self.worker.is_free(turn.target.room, epoch=turn.epoch):
                 await self.outbox.queue_claimed(tx, new, wire, edit_target=edits)
                 tx.after_commit(lambda: self.worker.offer_claimed(Claimed(final, turn.turn_id, wire)))
             else:

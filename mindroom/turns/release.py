@@ -1,7 +1,7 @@
 """What happens to open turns whose sources are settled outside hand_off, in the same commit (architecture section 5).
 
-A turn without sources ends; its unclaimed placeholder is dropped, a visible one is withdrawn after a redaction and left
-to the room after a departure. A turn with sources left goes on with them.
+A turn without sources ends; its unclaimed placeholder is dropped, a visible one is withdrawn, and left to the room only
+after a departure. A turn with sources left goes on with them.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class TurnRelease:
         if bare:
             await self.turns.end(tx, bare, outcome=outcome)
             for placeholder in await self.outbox.end_placeholders(tx, bare):
-                if outcome == "redacted":
+                if outcome != "departed":
                     await self._withdraw(tx, placeholder)
         if shrunk := [turn.turn_id for turn in losing if not turn.is_bare]:
             await self.turns.drop_sources(tx, shrunk, events)
