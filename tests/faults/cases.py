@@ -110,6 +110,8 @@ class Scope:
     """Which hits of a scenario are struck: those that no other scenario passes in the same situation."""
 
     max_hits: int = MAX_HITS
+    deep: frozenset[str] = frozenset()
+    """Points struck up to MAX_HITS all the same."""
     only: frozenset[str] = frozenset()
     """No other points, unless empty."""
     without: frozenset[str] = frozenset()
@@ -117,6 +119,10 @@ class Scope:
     def covers(self, point: str) -> bool:
         """Whether the point is struck in this scenario."""
         return point not in self.without and (not self.only or point in self.only)
+
+    def hits(self, point: str) -> int:
+        """Up to which hit the point is struck."""
+        return 1 if point in POLLING else MAX_HITS if point in self.deep else self.max_hits
 
 
 _SIGNS = frozenset({"hs.typing", "hs.receipt"})
@@ -133,6 +139,7 @@ _START = frozenset(
 )
 EVERYTHING = dict.fromkeys(Scenario, Scope())
 DEFAULT = EVERYTHING | {
+    Scenario.EMPTY: Scope(max_hits=1, deep=frozenset({"tx.provision_account", "tx.admit", "hs.resolve_alias"})),
     Scenario.RESTART: Scope(max_hits=1),
     Scenario.ADOPT: Scope(max_hits=2, without=_START | _SIGNS),
     Scenario.GAP: Scope(max_hits=2, without=_START | _SIGNS),
@@ -149,6 +156,6 @@ def cases_of(scenario: Scenario, passages: Iterable[Passage], *, scope: Scope) -
         Case(scenario, point, moment, number, fault)
         for point, count in sorted(hits.items())
         if scope.covers(point)
-        for number in range(1, min(count, 1 if point in POLLING else scope.max_hits) + 1)
+        for number in range(1, min(count, scope.hits(point)) + 1)
         for moment, fault in _FAULTS[point.partition(".")[0]]
     ]
