@@ -271,10 +271,11 @@ UPDATE room_history_recovery SET attempts = attempts + 1, last_error = $4,
 WHERE principal = $1 AND room_id = $2 AND to_token = $3 AND epoch = $6 AND state = 'repairable'
 
 -- name: conversation
--- A thread (its root and members) in order; newest $4 messages.
+-- A thread (its root and members) in order; newest $4 messages. The inner limit keeps it from reading all of them.
 SELECT * FROM (
-    SELECT event_id, sender, thread_id, base, page, idx, origin_ts, content, relates_to, turn_id
-    FROM visible_messages WHERE principal = $1 AND room_id = $2 AND thread_id = $3
+    (SELECT event_id, sender, thread_id, base, page, idx, origin_ts, content, relates_to, turn_id
+     FROM visible_messages WHERE principal = $1 AND room_id = $2 AND thread_id = $3
+     ORDER BY base DESC, page DESC, idx DESC LIMIT $4)
     UNION ALL
     SELECT event_id, sender, thread_id, base, page, idx, origin_ts, content, relates_to, turn_id
     FROM visible_messages WHERE principal = $1 AND room_id = $2 AND event_id = $3 AND thread_id <> $3
