@@ -22,7 +22,8 @@ _FILTER: Final = json.dumps(
         "room": {
             "include_leave": False,
             "timeline": {"limit": TIMELINE_LIMIT},
-            "state": {"lazy_load_members": True},
+            # Who is in a room decides who answers: a member left out would look like an absence (A13).
+            "state": {"lazy_load_members": False},
             "ephemeral": {"types": []},
             "account_data": {"types": []},
         },

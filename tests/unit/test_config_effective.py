@@ -43,7 +43,7 @@ authorization:
 
 
 def test_an_agent_is_registered_under_its_own_name_unless_it_has_an_account() -> None:
-    helper, writer = effective_config(parse_config(TWO)).agents
+    writer, helper = effective_config(parse_config(TWO)).agents
     assert (writer.name, writer.user_id) == ("writer", "@mindroom_writer:example.org")
     assert writer.account == Registration(shared_secret_env="REGISTRATION")
     assert (helper.name, helper.user_id) == ("helper", "@old-helper:elsewhere.org")
@@ -52,7 +52,7 @@ def test_an_agent_is_registered_under_its_own_name_unless_it_has_an_account() ->
 
 def test_an_agent_carries_its_model_rooms_and_manners() -> None:
     config = parse_config(TWO)
-    helper, writer = effective_config(config).agents
+    writer, helper = effective_config(config).agents
     assert (writer.model, writer.model_settings) == ("default", config.models["default"])
     assert [room.alias for room in writer.rooms] == ["#mindroom_lobby:example.org", "#mindroom_study:example.org"]
     assert (writer.answers, writer.thread_mode, writer.role) == (Answers.MENTIONED, ThreadMode.ROOM, "Writes")
@@ -61,7 +61,7 @@ def test_an_agent_carries_its_model_rooms_and_manners() -> None:
 
 def test_what_has_no_display_name_is_called_by_its_name() -> None:
     effective = effective_config(parse_config(TWO))
-    assert [agent.display_name for agent in effective.agents] == ["helper", "Writer"]
+    assert [agent.display_name for agent in effective.agents] == ["Writer", "helper"]
     assert [room.display_name for room in effective.rooms] == ["Lobby", "study"]
 
 
