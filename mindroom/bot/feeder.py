@@ -78,20 +78,26 @@ class Feeder:
     async def run(self) -> None:
         """Feed until cancelled, once the gate is open (B7)."""
         await self._gate.opened()
-        backoff = Backoff(0.25, 10.0)
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             tasks.create_task(self._sweep())
-            while True:
-                await self._wake.wait()
-                await self._room_in_memory.wait()
-                self._wake.clear()
-                try:
-                    await self._read_page()
-                    backoff.reset()
-                except DatabaseUnavailable:
-                    self._wake.set()
-                    await self._clock.sleep(backoff.next_seconds())
+            try:
+                await self._feed()
+            finally:
+                self._tasks = None  # during a drain sources are still returned, and stay owed
+
+    async def _feed(self) -> None:
+        backoff = Backoff(0.25, 10.0)
+        while True:
+            await self._wake.wait()
+            await self._room_in_memory.wait()
+            self._wake.clear()
+            try:
+                await self._read_page()
+                backoff.reset()
+            except DatabaseUnavailable:
+                self._wake.set()
+                await self._clock.sleep(backoff.next_seconds())
 
     async def _read_page(self) -> None:
         asked = self._cursor

@@ -78,6 +78,7 @@ class ResponseRunner:
             wire = await self._freeze(turn, answer, stream.event)
             await self.transitions.hand_off(turn, answer, wire=wire, edits=stream.event)
         self.transitions.worker.forget(self._initial(turn))
+        self.streaming.forget(stream)
         self.metrics.turn_seconds.labels(answer.outcome).observe(self.clock.boottime() - started)
         log.info("turn_closed", turn_id=str(turn.turn_id), outcome=answer.outcome, sources=len(turn.sources))
 

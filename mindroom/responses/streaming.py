@@ -97,6 +97,7 @@ class Streaming:
         self._by_run: dict[RunKey, AnswerStream] = {}
         self._by_delivery: dict[DeliveryId, AnswerStream] = {}
         self._last_number = 0
+        self._told: set[DeliveryId] = set()
         seams.listen(TEXT_ADDED, self._text_added)
         seams.listen(TEXT_RESTARTED, self._text_restarted)
 
@@ -146,9 +147,17 @@ class Streaming:
             self._metrics.edits_per_answer.observe(stream.edits)
 
     async def tell(self, stream: AnswerStream, text: str) -> None:
-        """Replace the visible placeholder's text by a sentence of ours; without a placeholder nothing happens (C2)."""
-        if stream.event is not None:
+        """Replace the visible placeholder's text by a sentence of ours, once until other text is shown (C2).
+
+        Without a placeholder nothing happens.
+        """
+        if stream.event is not None and stream.delivery not in self._told:
+            self._told.add(stream.delivery)
             await self._edit(stream, text)
+
+    def forget(self, stream: AnswerStream) -> None:
+        """The answer is handed off: there is no later run of it."""
+        self._told.discard(stream.delivery)
 
     # ---- listeners -------------------------------------------------------------------------------------------------
     def _text_added(self, added: TextAdded) -> None:
@@ -184,6 +193,7 @@ class Streaming:
             elif (wait := max(wait, self._pause.seconds_left)) > 0:
                 await self._clock.sleep(wait)
             else:
+                self._told.discard(stream.delivery)
                 await self._edit(stream, stream.text)
 
     async def _edit(self, stream: AnswerStream, text: str) -> None:
