@@ -15,7 +15,7 @@ import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -173,6 +173,8 @@ class ScriptedModel:
     requests: list[ModelRequest] = field(default_factory=list)
     go: asyncio.Event = field(default_factory=asyncio.Event)
     """Calls wait for it; set at the beginning."""
+    held: dict[str, asyncio.Event] = field(default_factory=dict)
+    """Calls whose newest message holds such a word wait for the event."""
     pieces: int = 1
 
     def __post_init__(self) -> None:
@@ -181,6 +183,9 @@ class ScriptedModel:
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         self.requests.append(request)
         await self.go.wait()
+        for word, event in self.held.items():
+            if word in request.messages[-1].text:
+                await event.wait()
         entry = self.script.popleft() if self.script else self.failure or self.answer
         if isinstance(entry, Exception):
             raise entry
@@ -334,6 +339,10 @@ class Spine:
         listener = RetryListener(clock=self.clock, rng=random.Random(1), count_failure=lambda _kind: None)
         seams.wrap(MODEL_ATTEMPT, listener)
         return seams
+
+    def without(self, user: str) -> EffectiveConfig:
+        """The configuration in which that user is not authorized."""
+        return replace(self.config, authorized_users=self.config.authorized_users - {UserId(user)})
 
     # ---- time ---------------------------------------------------------------------------------------------------
     async def settle(self) -> None:
