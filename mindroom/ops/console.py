@@ -73,12 +73,15 @@ class Conversation:
     waiting_for: EventId | None = None
     """The message that is not answered yet."""
     running: set[DeliveryId] = field(default_factory=set)
+    """Answers that were seen to grow since the last message and are not finished."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the last message is answered and nobody writes any more."""
+    _known: set[DeliveryId] = field(default_factory=set)
 
     async def say(self, text: str) -> None:
         """Send; the first message of a conversation becomes its root. Raises MatrixFailure."""
         self.done.clear()
+        self.running.clear()
         self.waiting_for = await self.client.say(self.room, text, thread=self.thread)
         if self.thread is None:
             self.thread = self.waiting_for
@@ -87,7 +90,6 @@ class Conversation:
     def begin_anew(self) -> None:
         """The next message opens another thread."""
         self.thread = None
-        self.running.clear()
         self.keep_thread(None)
 
     async def hear(self) -> list[Update]:
@@ -103,11 +105,12 @@ class Conversation:
 
     def _is_ours(self, update: Update) -> bool:
         # An edit names no thread; it belongs where its delivery began. In room mode only the sources tell.
-        if update.delivery in self.running or self.waiting_for in update.sources:
+        if update.delivery in self._known or self.waiting_for in update.sources:
             return True
         return self.thread is not None and update.thread == self.thread
 
     def _follow(self, update: Update) -> None:
+        self._known.add(update.delivery)
         if not update.is_final:
             self.running.add(update.delivery)
             return

@@ -201,6 +201,21 @@ async def test_a_chat_without_an_answer_goes_on() -> None:
     assert out.getvalue() == "No answer within 0.01 s; it is shown here when it comes.\n"
 
 
+async def test_an_answer_given_up_is_shown_when_it_comes_and_delays_no_other() -> None:
+    slow, quick = delivery(), delivery()
+    client = ScriptedClient(
+        [answer("⋯", Stage.INITIAL, delivery=slow)],
+        [
+            answer("quick", Stage.FINAL, delivery=quick, sources=["$q2"]),
+            answer("slow", Stage.FINAL, delivery=slow, sources=["$q1"], edits="$a"),
+        ],
+    )
+    talk = conversation(client, [])
+    assert (await exchange(talk, "one", timeout_seconds=0.05)).answers == ()
+    assert (await exchange(talk, "two", timeout_seconds=5)).answers == ("quick",)
+    assert [update.text for update in await talk.hear()] == ["slow"]
+
+
 # ---- the screen ------------------------------------------------------------------------------------------------------
 def updates(*texts: str, sender: UserId = ADA, number: DeliveryId | None = None) -> list[Update]:
     """An answer that grows; the last text is final."""
