@@ -29,6 +29,8 @@ T = TypeVar("T")
 # SQLSTATEs that say "not now": connection, resources, operator intervention, serialization, lock timeouts, a session
 # ended in its transaction, and a server that became a standby.
 _UNAVAILABLE_CLASSES = ("08", "53", "57", "40", "55P03", "25P03", "25006")
+# InternalClientError: the server's last word has arrived, but the driver has not noticed the end of the connection yet.
+_DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
 _FATE_PATIENCE_SECONDS = 30.0
 _RERUN_ATTEMPTS = 6
 
@@ -44,7 +46,7 @@ def unavailable(error: BaseException) -> bool:
     if isinstance(error, asyncpg.PostgresError):
         state = error.sqlstate or ""
         return state.startswith(_UNAVAILABLE_CLASSES)
-    return isinstance(error, asyncpg.InterfaceError | OSError | TimeoutError)
+    return isinstance(error, _DRIVER_ERRORS)
 
 
 @asynccontextmanager
@@ -52,7 +54,7 @@ async def database_errors() -> AsyncIterator[None]:
     """Turn driver errors of an absent database into DatabaseUnavailable; others pass."""
     try:
         yield
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+    except _DRIVER_ERRORS as error:
         if unavailable(error):
             raise DatabaseUnavailable(f"{type(error).__name__}") from error
         raise
@@ -106,7 +108,7 @@ class Database:
         try:
             yield connection
         finally:
-            with suppress(asyncpg.InterfaceError, asyncpg.PostgresError, OSError):
+            with suppress(*_DRIVER_ERRORS):
                 await asyncio.shield(self._pool.release(connection))
 
     async def fetch(self, statement: str, *args: Any) -> list[asyncpg.Record]:
@@ -165,7 +167,7 @@ class Database:
             return
         try:
             await asyncio.wait_for(connection.execute("ROLLBACK"), timeout=5)
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+        except _DRIVER_ERRORS:
             _cut(connection)
         except asyncio.CancelledError:
             _cut(connection)
@@ -197,7 +199,7 @@ class Database:
             faults.hit(f"tx.{name}", "after")
         except InjectedFault:
             _cut(connection)
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+        except _DRIVER_ERRORS as error:
             if not unavailable(error):
                 raise
             _cut(connection)

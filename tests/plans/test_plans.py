@@ -122,7 +122,7 @@ async def test_hearing_looks_each_event_up_once(database: Database) -> None:
         [None] * many,
     )
     assert {"journal_receipts_event_key", "answered_marks_pkey", "redaction_tombstones_pkey"} <= found.indexes()
-    assert found.rows_read("journal_receipts") == 11
+    assert found.rows_read("journal_receipts") <= many
 
 
 async def test_a_prompt_reads_the_newest_messages_of_a_long_conversation(database: Database) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from mindroom.core.errors import CorruptState, DatabaseUnavailable, FenceLost
 from mindroom.core.ids import Fence, PrincipalId
-from mindroom.db.engine import Database, Tx
+from mindroom.db.engine import Database, Tx, unavailable
 from tests.support.ledgers import add_principal, open_database
 
 INSERT = "INSERT INTO answered_marks (principal, event_id) VALUES (1, $1)"
@@ -94,6 +94,35 @@ async def test_a_guard_lets_only_the_current_fence_write(database: Database) -> 
                 await tx.execute(INSERT, "$b")
     assert await rows(database) == ["$a"]
     assert metric(database, "fence_rejected_total") == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (asyncpg.ConnectionDoesNotExistError(), True),
+        (asyncpg.TooManyConnectionsError(), True),
+        (asyncpg.AdminShutdownError(), True),
+        (asyncpg.CannotConnectNowError(), True),
+        (asyncpg.QueryCanceledError(), True),
+        (asyncpg.DeadlockDetectedError(), True),
+        (asyncpg.SerializationError(), True),
+        (asyncpg.LockNotAvailableError(), True),
+        (asyncpg.IdleInTransactionSessionTimeoutError(), True),
+        (asyncpg.ReadOnlySQLTransactionError(), True),
+        (asyncpg.InterfaceError("connection is closed"), True),
+        (asyncpg.InternalClientError("another operation is in progress"), True),
+        (ConnectionResetError(), True),
+        (TimeoutError(), True),
+        (asyncpg.UniqueViolationError(), False),
+        (asyncpg.InFailedSQLTransactionError(), False),
+        (asyncpg.UndefinedColumnError(), False),
+        (asyncpg.DataError(), False),
+        (ValueError(), False),
+    ],
+)
+def test_errors_that_say_not_now_are_told_from_wrong_statements(error: Exception, expected: bool) -> None:
+    """H3, C2: the first are tried again for ever, the second would never work."""
+    assert unavailable(error) is expected
 
 
 async def test_a_wrong_statement_is_not_an_unavailable_database(database: Database) -> None:
