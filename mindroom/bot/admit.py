@@ -22,7 +22,7 @@ from mindroom.journal.recovery import Recovery
 from mindroom.journal.rooms import RoomBook
 from mindroom.journal.store import Journal
 from mindroom.journal.trust import CheckpointTrust
-from mindroom.outbox.records import DeliveryKey, NewDelivery, Purpose, notice_delivery_id
+from mindroom.outbox.records import DeliveryKey, NewDelivery, Purpose, answer_delivery_id, notice_delivery_id
 from mindroom.outbox.store import EchoRow, Outbox
 from mindroom.outbox.worker import OutboxWorker
 from mindroom.turns.release import TurnRelease
@@ -136,7 +136,7 @@ class Admitter:
             for echo in reversed(echoes)
         }
         fresh = await self.outbox.acknowledge_echoes(tx, list(rows.values()))
-        answered: dict[EventId, TurnId | None] = {}
+        answered = await self._answered_by_redacted(echoes)
         for echo in echoes:
             if echo.stage is Stage.FINAL and echo.marker is not None:
                 answered.update(dict.fromkeys(echo.marker.sources, echo.marker.turn))
@@ -147,6 +147,16 @@ class Admitter:
             await self.release.sources_gone(tx, gone, outcome="answered")
         known = [(row.key, row.event_id) for row in rows.values()]
         tx.after_commit(lambda: self._seen(known, adopted=len(fresh)))
+
+    async def _answered_by_redacted(self, echoes: Sequence[Echo]) -> dict[EventId, TurnId | None]:
+        """A redacted FINAL names nothing any more; the turn it belongs to is found by its delivery id (A6)."""
+        redacted = {echo.delivery for echo in echoes if echo.stage is Stage.FINAL and echo.marker is None}
+        answered: dict[EventId, TurnId | None] = {}
+        for turn_id in await self.turns.open_turns() if redacted else []:
+            turn = await self.turns.require(turn_id)
+            if answer_delivery_id(turn.turn_id, turn.generation) in redacted:
+                answered.update(dict.fromkeys(turn.events, turn.turn_id))
+        return answered
 
     def _seen(self, known: list[tuple[DeliveryKey, EventId]], *, adopted: int) -> None:
         self.worker.acknowledged(known)

@@ -49,15 +49,17 @@ def read_marker(content: Mapping[str, Any]) -> DeliveryMarker | None:
     if not isinstance(raw, Mapping):
         return None
     sources = raw.get("sources", [])
+    if not isinstance(sources, list):
+        return None
     try:
         return DeliveryMarker(
             delivery=DeliveryId(UUID(raw["delivery"])),
             turn=TurnId(UUID(raw["turn"])) if "turn" in raw else None,
             generation=int(raw["generation"]),
             stage=Stage(raw["stage"]),
-            sources=tuple(EventId(s) for s in sources if isinstance(s, str))[:MAX_SOURCES],
+            sources=tuple(EventId(source) for s in sources if (source := identifier(s)))[:MAX_SOURCES],
         )
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return None
 
 
