@@ -17,8 +17,8 @@ async def test_a6_a_redacted_final_answers_the_sources_of_its_turn(database_dsn:
         turn = TurnId(await spine.value("SELECT turn_id FROM turns"))
         final = txn_id(Stage.FINAL, answer_delivery_id(turn, 1))
         await spine.hear(redacted("$f1", sender=ME, transaction_id=final))
+        assert await spine.outcome("$1") == "answered"
+        assert await spine.value("SELECT outcome FROM turns") == "answered"
         spine.model.go.set()
         await spine.advance(30)
         assert spine.finals() == []
-        assert await spine.outcome("$1") == "answered"
-        assert await spine.value("SELECT outcome FROM turns") == "answered"
