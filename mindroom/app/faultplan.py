@@ -1,7 +1,7 @@
 """The fault driver's hand in a running process: a control file named by the environment (K1).
 
-No ordinary process has one. The file holds the run in JSON: `run` (counts start anew when it changes), `point`,
-`moment`, `hit_number`, `fault` and `record`, the fields of FaultPlan. The driver replaces it whole; each hit looks
+No ordinary process has one. The file holds the run in JSON: `run` (counts start anew when it changes), and `point`,
+`moment`, `hit_number`, `fault`, `record` and `trouble` of the FaultPlan. The driver replaces it whole; each hit looks
 whether it changed.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindroom.core.errors import UserError
-from mindroom.core.faults import Fault, FaultPlan, Moment
+from mindroom.core.faults import Fault, FaultPlan, Moment, Strike
 
 VARIABLE = "MINDROOM_FAULT_PLAN"
 
@@ -59,11 +59,16 @@ def _read(path: Path) -> tuple[str, FaultPlan]:
         raw = json.loads(path.read_text())
         plan = FaultPlan(
             point=str(raw["point"]),
-            moment="after" if raw["moment"] == "after" else "before",
+            moment=_moment(raw["moment"]),
             hit_number=int(raw["hit_number"]),
             fault=Fault(raw["fault"]),
             record=Path(raw["record"]),
+            trouble=tuple(Strike(p, _moment(m), int(k), Fault(f)) for p, m, k, f in raw["trouble"]),
         )
         return str(raw["run"]), plan
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{VARIABLE} names {path}, which is not a fault plan: {error!r}") from error
+
+
+def _moment(text: str) -> Moment:
+    return "after" if text == "after" else "before"

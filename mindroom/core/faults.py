@@ -47,6 +47,16 @@ class Plan(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """One fault at one hit of one point."""
+
+    point: str
+    moment: Moment
+    hit_number: int
+    fault: Fault
+
+
 @dataclass
 class FaultPlan:
     """Fires `fault` at hit number `hit_number` of one point, or nothing when `point` is empty."""
@@ -57,6 +67,8 @@ class FaultPlan:
     fault: Fault = Fault.KILL
     record: Path | None = None
     """Gets a line `point moment number` for each hit, and FIRED before the fault; a killed process leaves it whole."""
+    trouble: tuple[Strike, ...] = ()
+    """What goes wrong besides, so that the chosen fault meets a program that deals with trouble already."""
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def on_hit(self, point: str, moment: Moment) -> None:
@@ -71,6 +83,9 @@ class FaultPlan:
             if self.fault is Fault.KILL:
                 os.kill(os.getpid(), signal.SIGKILL)
             raise InjectedFault(point, self.fault)
+        for strike in self.trouble:
+            if (point, moment, number) == (strike.point, strike.moment, strike.hit_number):
+                raise InjectedFault(point, strike.fault)
 
 
 _plan: Plan | None = None

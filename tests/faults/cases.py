@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
-from mindroom.core.faults import FIRED, Fault, Moment
+from mindroom.core.faults import FIRED, Fault, Moment, Strike
 
 
 class Scenario(StrEnum):
@@ -21,6 +21,22 @@ class Scenario(StrEnum):
     STRANGER = "stranger"
     REDACTION = "redaction"
     DRAIN = "drain"
+    UNSENT = "unsent"
+    DEFERRED = "deferred"
+    GAP_FAILS = "gap_fails"
+
+
+TROUBLE: dict[Scenario, tuple[Strike, ...]] = dict.fromkeys(Scenario, ()) | {
+    # The placeholder's and the final text's replies are lost: both are sent again.
+    Scenario.UNSENT: (
+        Strike("hs.send", "after", 1, Fault.LOST_REPLY),
+        Strike("hs.send", "after", 3, Fault.LOST_REPLY),
+    ),
+    # As often as a transaction is tried again, so that the source goes back with a back-off on its row.
+    Scenario.DEFERRED: tuple(Strike("tx.open_turn", "before", number, Fault.ERROR) for number in range(1, 7)),
+    Scenario.GAP_FAILS: (Strike("hs.messages", "before", 1, Fault.ERROR),),
+}
+"""What goes wrong in a scenario besides the fault of the case: else the ways of dealing with it are never passed."""
 
 
 class Kind(StrEnum):
@@ -144,6 +160,9 @@ DEFAULT = EVERYTHING | {
     Scenario.ADOPT: Scope(max_hits=2, without=_START | _SIGNS),
     Scenario.GAP: Scope(max_hits=2, without=_START | _SIGNS),
     Scenario.DM: Scope(only=frozenset({"hs.join", "tx.admit", "tx.invite_result", "tx.open_turn"})),
+    Scenario.UNSENT: Scope(max_hits=4, only=frozenset({"hs.send", "tx.fail_delivery", "tx.ack_delivery"})),
+    Scenario.DEFERRED: Scope(only=frozenset({"tx.record_failure"})),
+    Scenario.GAP_FAILS: Scope(only=frozenset({"tx.gap_failed"})),
     Scenario.STRANGER: Scope(only=frozenset({"hs.leave", "tx.admit", "tx.invite_result"})),
 }
 """Starting is `restart`'s matter, typing and receipts are `answer`'s; docs/fault-programme.md gives the reasons."""

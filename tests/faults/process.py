@@ -11,13 +11,14 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import aiohttp
 
 from mindroom.app.compose import LEASE_VARIABLE
 from mindroom.app.faultplan import VARIABLE
+from mindroom.core.faults import Strike
 from tests.faults.cases import SCENE_ENDS, Case, has_fired
 
 LEASE_TTL_SECONDS = 3
@@ -61,16 +62,16 @@ class RuntimeProcess:
         self._run = 0
 
     # ---- plan -----------------------------------------------------------------------------------------------------
-    def arm(self, case: Case | None) -> None:
-        """Count from here on; strike as the case says, or only record with None."""
+    def arm(self, case: Case | None, *, trouble: Sequence[Strike] = ()) -> None:
+        """Count from here on; strike as the case says, or only record with None. `trouble` comes in both."""
         self._run += 1
         self.exits.clear()
         self.record.write_text("")
-        self._write(case)
+        self._write(case, trouble)
 
     def disarm(self) -> None:
         """Go on recording, strike no more."""
-        self._write(None)
+        self._write(None, ())
 
     def end_scene(self) -> None:
         """What is passed from here on is not what the scenario is about."""
@@ -82,7 +83,7 @@ class RuntimeProcess:
         """Whether the plan has struck."""
         return has_fired(self.record.read_text())
 
-    def _write(self, case: Case | None) -> None:
+    def _write(self, case: Case | None, trouble: Sequence[Strike]) -> None:
         plan = {
             "run": str(self._run),
             "point": case.point if case else "",
@@ -90,6 +91,7 @@ class RuntimeProcess:
             "hit_number": case.hit_number if case else 1,
             "fault": (case.fault if case else "error"),
             "record": str(self.record),
+            "trouble": [(strike.point, strike.moment, strike.hit_number, strike.fault) for strike in trouble],
         }
         draft = self._control.with_suffix(".new")
         draft.write_text(json.dumps(plan))

@@ -5,7 +5,7 @@ A scenario returns when its last message is written; the installation's `settle`
 
 from collections.abc import Awaitable, Callable
 
-from tests.faults.cases import Case, Scenario
+from tests.faults.cases import TROUBLE, Case, Scenario
 from tests.faults.installation import Installation
 
 GAP_MESSAGES = 110
@@ -60,14 +60,37 @@ async def adopt(inst: Installation, case: Case | None) -> None:
 
 async def gap(inst: Installation, case: Case | None) -> None:
     """So much was written while the process was stopped that sync shows only the end of it (B2)."""
+    await _gap(inst, case, Scenario.GAP)
+
+
+async def gap_fails(inst: Installation, case: Case | None) -> None:
+    """The same, and the first request for what was skipped fails (B3)."""
+    await _gap(inst, case, Scenario.GAP_FAILS)
+
+
+async def _gap(inst: Installation, case: Case | None, scenario: Scenario) -> None:
     await _serving(inst)
     await inst.runtime.stop()
     await inst.ask()
     for number in range(GAP_MESSAGES):
         await inst.human.send(inst.room, f"talk {number}", mentions=[])
     await inst.ask()
-    inst.runtime.arm(case)
+    inst.runtime.arm(case, trouble=TROUBLE[scenario])
     await inst.runtime.start()
+
+
+async def unsent(inst: Installation, case: Case | None) -> None:
+    """One answer, of which nothing is known to be sent at the first attempt (E4)."""
+    await _serving(inst)
+    inst.runtime.arm(case, trouble=TROUBLE[Scenario.UNSENT])
+    await inst.ask()
+
+
+async def deferred(inst: Installation, case: Case | None) -> None:
+    """A turn cannot be opened for a while: its source waits in back-off (C2)."""
+    await _serving(inst)
+    inst.runtime.arm(case, trouble=TROUBLE[Scenario.DEFERRED])
+    await inst.ask()
 
 
 async def dm(inst: Installation, case: Case | None) -> None:
@@ -119,4 +142,7 @@ PLAYS: dict[Scenario, Play] = {
     Scenario.STRANGER: stranger,
     Scenario.REDACTION: redaction,
     Scenario.DRAIN: drain,
+    Scenario.UNSENT: unsent,
+    Scenario.DEFERRED: deferred,
+    Scenario.GAP_FAILS: gap_fails,
 }
