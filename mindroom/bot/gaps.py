@@ -91,7 +91,7 @@ class GapWorker:
     def _hold(self, gaps: list[GapState]) -> None:
         held = frozenset(g.gap.room for g in gaps if g.age_seconds < HOLD_SECONDS)
         released = self._gate.held_rooms - held
-        self._gate.hold(held)
+        self._gate.hold(held, gaps=frozenset(g.gap.room for g in gaps))
         if released:
             self._released()
 

@@ -17,6 +17,8 @@ class StartGate:
         self._book = book
         self._opened = asyncio.Event()
         self._held: frozenset[RoomId] = frozenset()
+        self._gaps: frozenset[RoomId] = frozenset()
+        self._heard_up_to: float | None = None
         self._listener: Callable[[], None] | None = None
 
     @property
@@ -40,13 +42,22 @@ class StartGate:
         """Call `listener` at the moment the gate opens."""
         self._listener = listener
 
-    def hold(self, rooms: frozenset[RoomId]) -> None:
-        """These rooms, and only these, have a gap to wait for."""
-        self._held = rooms
+    def hold(self, rooms: frozenset[RoomId], *, gaps: frozenset[RoomId]) -> None:
+        """`gaps` are all rooms with an open gap; those of `rooms` wait for it."""
+        self._held, self._gaps = rooms, gaps
 
     def hold_also(self, rooms: Iterable[RoomId]) -> None:
         """Hold these as well: their gap has just been found."""
-        self._held = self._held.union(rooms)
+        found = frozenset(rooms)
+        self._held, self._gaps = self._held | found, self._gaps | found
+
+    def heard(self, *, asked_at: float) -> None:
+        """All of a response that was asked for at that boot time is known."""
+        self._heard_up_to = asked_at
+
+    def heard_up_to(self, room: RoomId) -> float | None:
+        """When the newest admitted response was asked for; None while the room has a gap (E4)."""
+        return None if room in self._gaps else self._heard_up_to
 
     async def opened(self) -> None:
         """Returns once the gate is open."""

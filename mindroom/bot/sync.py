@@ -48,6 +48,7 @@ class SyncLoop:
             await self._admitter.save_token(self._since, trust)
         backoff = Backoff(0.5, 60.0)
         while True:
+            asked_at = self._clock.boottime()
             try:
                 batch = await self._port.sync(
                     self._since,
@@ -59,6 +60,7 @@ class SyncLoop:
                 continue
             backoff.reset()
             await self._take(batch)
+            self._gate.heard(asked_at=asked_at)
 
     async def _failed(self, failure: MatrixFailure, backoff: Backoff) -> None:
         self._metrics.sync_failures.labels(errcode_label(failure.errcode or failure.failure_class.value)).inc()

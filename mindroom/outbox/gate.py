@@ -26,6 +26,10 @@ class SendGate(Protocol):
         """Returns once the first response since the lease take is admitted (B7)."""
         ...
 
+    def heard_up_to(self, room: RoomId) -> float | None:
+        """When the newest admitted response was asked for, on CLOCK_BOOTTIME; None while the room has a gap (E4)."""
+        ...
+
     def permission(self, room: RoomId, *, epoch: Epoch, purpose: Purpose) -> Permission:
         """Whether this may be said in this room now."""
         ...

@@ -26,7 +26,8 @@ FROM delivery_outbox o WHERE o.principal = $1 AND o.delivery_id = $2 AND o.stage
 SELECT o.delivery_id, o.stage, o.turn_id, o.generation, o.purpose, o.room_id, o.thread_id, o.epoch, o.content, o.notify,
        o.wire, o.txn_id, o.device_id, o.attempts, o.state, o.acked_event_id, i.state AS initial_state,
        i.acked_event_id AS initial_event_id,
-       coalesce(extract(epoch FROM mindroom_now() - o.claimed_at), 0)::float8 AS claimed_seconds
+       coalesce(extract(epoch FROM mindroom_now() - o.claimed_at), 0)::float8 AS claimed_seconds,
+       coalesce(extract(epoch FROM mindroom_now() - o.last_attempt_at), 0)::float8 AS attempted_seconds
 FROM delivery_outbox o
 LEFT JOIN delivery_outbox i ON i.delivery_id = o.delivery_id AND i.stage = 'initial' AND o.stage = 'final'
 WHERE o.principal = $1 AND o.delivery_id = $2 AND o.stage = $3
@@ -39,6 +40,11 @@ FROM room_membership m
 WHERE o.principal = $1 AND o.delivery_id = $2 AND o.stage = $3 AND o.state = 'queued'
   AND m.principal = o.principal AND m.room_id = o.room_id AND m.epoch = o.epoch AND m.membership = 'join'
 RETURNING o.delivery_id
+
+-- name: reopen
+-- The send never happened, as sync has shown: the row may be claimed anew (E4).
+UPDATE delivery_outbox SET state = 'queued', wire = NULL, device_id = NULL
+WHERE principal = $1 AND delivery_id = $2 AND stage = $3 AND state = 'claimed'
 
 -- name: ack
 -- The room has it. The first acknowledgement wins, in whatever state the row is (E1, E2).

@@ -91,6 +91,8 @@ class Delivery:
     initial_state: DeliveryState | None
     initial_event: EventId | None
     claimed_seconds: float
+    attempted_seconds: float
+    """Since the last attempt to send it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,7 @@ class Outbox:
             initial_state=DeliveryState(row["initial_state"]) if row["initial_state"] else None,
             initial_event=EventId(row["initial_event_id"]) if row["initial_event_id"] else None,
             claimed_seconds=row["claimed_seconds"],
+            attempted_seconds=row["attempted_seconds"],
         )
 
     async def claim(self, tx: Tx, key: DeliveryKey, wire: WirePayload, *, edit_target: EventId | None) -> bool:
@@ -134,6 +135,10 @@ class Outbox:
             wire.device_id,
         )
         return row is not None
+
+    async def reopen(self, tx: Tx, key: DeliveryKey) -> None:
+        """A claimed row whose send never happened is queued again, in the commit that claims it anew (E4)."""
+        await tx.execute(SQL["reopen"], self.principal, key.delivery, key.stage.value)
 
     async def ack(self, tx: Tx, key: DeliveryKey, event: EventId) -> bool:
         """The room has it; False when that was known (E2)."""

@@ -37,6 +37,10 @@ log = structlog.get_logger(__name__)
 RESEND_WINDOW_SECONDS = 30 * 60.0
 """Synapse keeps transaction ids in its HTTP cache for at least this long (E4)."""
 SWEEP_SECONDS = 10.0
+SYNC_DECIDES_SECONDS = 60.0
+"""A response asked for this long after a send shows its echo, or the send never happened (E4)."""
+ASK_AGAIN_SECONDS = 5.0
+"""How often a row is looked at that waits for sync."""
 FIRST_RETRY_SECONDS = 0.25
 RETRY_CAP_SECONDS = 20.0
 
@@ -207,16 +211,24 @@ class OutboxWorker:
             while True:
                 try:
                     ready = claimed or await self._prepare(key)
+                    claimed = None  # before each further attempt row and gate are asked again
                     if ready is None or await self._attempt(ready):
                         return
-                    claimed = ready
                 except FenceLost:
                     raise
                 except DependencyError as error:
                     log.info("delivery_waits", delivery=str(key.delivery), code=error.code)
                 await self._clock.sleep(max(self._pause.seconds_left, backoff.next_seconds()))
         finally:
-            self._known.discard(key)
+            if key not in self._timers:
+                self._known.discard(key)
+
+    def _look_again(self, row: Delivery, *, why: str) -> None:
+        """The row waits for sync, and the lane does not wait for the row."""
+        log.info("delivery_waits", delivery=str(row.key.delivery), stage=row.key.stage.value, code=why)
+        if self._tasks is not None:
+            later = self._later(row.room, row.key, ASK_AGAIN_SECONDS)
+            self._timers[row.key] = self._tasks.create_task(later)
 
     async def _prepare(self, key: DeliveryKey) -> Claimed | None:
         """Claim a queued row, or take up a claimed one of an earlier fence; None when there is nothing to say now."""
@@ -233,20 +245,26 @@ class OutboxWorker:
         if permission is Permission.WAIT:
             raise DependencyError(f"room {row.room} cannot be written to yet")
         if row.state is DeliveryState.CLAIMED:
-            return self._resume(row)
+            return await self._resume(row)
         return await self._claim(row)
 
-    def _resume(self, row: Delivery) -> Claimed | None:
-        """The outcome is unknown: the same transaction again on the same device within the window (E4)."""
+    async def _resume(self, row: Delivery) -> Claimed | None:
+        """The outcome is unknown: the same again on the same device within the window, else sync decides (E4)."""
         same_scope = row.device_id == self._gateway.device_id and row.claimed_seconds < RESEND_WINDOW_SECONDS
-        if row.wire is None or not same_scope:
-            log.warning("delivery_outcome_unknown", delivery=str(row.key.delivery), stage=row.key.stage.value)
+        if row.wire is not None and same_scope:
+            return Claimed(row.key, row.turn, row.wire)
+        heard = self._gate.heard_up_to(row.room)
+        if heard is None or row.attempted_seconds - (self._clock.boottime() - heard) < SYNC_DECIDES_SECONDS:
+            self._look_again(row, why="outcome_unknown")
             return None
-        return Claimed(row.key, row.turn, row.wire)
+        if row.key.stage is Stage.INITIAL:
+            await self._finish("retire_delivery", row.key, code="never_sent")
+            return None
+        return await self._claim(row)
 
     async def _claim(self, row: Delivery) -> Claimed | None:
         if row.key.stage is Stage.FINAL and row.initial_state is DeliveryState.CLAIMED:
-            log.warning("delivery_waits_for_initial", delivery=str(row.key.delivery))
+            self._look_again(row, why="initial_unknown")
             return None
         if row.purpose is Purpose.WITHDRAWAL and row.initial_event is None:
             await self._finish("retire_delivery", row.key, code="nothing_visible")
@@ -257,6 +275,8 @@ class OutboxWorker:
             return None
 
         async def body(tx: Tx) -> bool:
+            if row.state is DeliveryState.CLAIMED:
+                await self._outbox.reopen(tx, row.key)
             return await self._outbox.claim(tx, row.key, wire, edit_target=row.initial_event)
 
         if await self._lease.run("claim_delivery", body):

@@ -153,6 +153,7 @@ class ResponseRunner:
             initial_state=None,
             initial_event=visible,
             claimed_seconds=0.0,
+            attempted_seconds=0.0,
         )
         try:
             return await freeze_fitting(self.gateway, delivery, answer.content)
