@@ -7,7 +7,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from mindroom.core.content import DELIVERY_KEY
-from mindroom.core.errors import MatrixDeliveryFailure, MatrixFailureClass, ModelFailure, ModelFailureKind
+from mindroom.core.errors import (
+    MatrixDeliveryFailure,
+    MatrixFailure,
+    MatrixFailureClass,
+    ModelFailure,
+    ModelFailureKind,
+)
 from mindroom.turns.controller import TurnController
 from tests.support.events import ALICE, BOB, OTHER_ROOM, ROOM, STRANGER, edit, joined_room, message, redaction
 from tests.support.runtime import eventually
@@ -96,10 +102,18 @@ async def test_c2_an_hour_without_the_homeserver_parks_nothing(database_dsn: str
         down = MatrixDeliveryFailure("send", MatrixFailureClass.NETWORK)
         spine.gateway.fail("final", *[down] * 10_000)
         await spine.hear(message("$1"))
-        await spine.advance(1500, step_seconds=5)
+        spine.answer(*[MatrixFailure("sync", MatrixFailureClass.NETWORK)] * 1000)
+        await spine.advance(3600, step_seconds=5)
         assert await spine.value("SELECT state FROM delivery_outbox WHERE stage = 'final'") == "claimed"
         spine.gateway.faults.clear()
-        await spine.advance(30, step_seconds=5)
+        await spine.advance(90, step_seconds=5)
+        assert spine.finals() == [], "half an hour later a send might be a second message: sync decides first (E4)"
+        spine.sync.drop()
+        await spine.advance(70, step_seconds=5)
+        spine.answer(spine.batch(), spine.batch())
+        await spine.advance(90, step_seconds=5)
+        spine.answer(spine.batch())
+        await spine.advance(90, step_seconds=5)
         assert spine.finals() == [["$1"]]
 
 

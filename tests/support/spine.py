@@ -68,6 +68,11 @@ class ScriptedSync:
         for answer in answers:
             self._answers.put_nowait(answer)
 
+    def drop(self) -> None:
+        """Forget what was put and not asked for yet."""
+        while not self._answers.empty():
+            self._answers.get_nowait()
+
     async def sync(self, since: SyncToken | None, *, timeout_seconds: float, full_state: bool) -> SyncBatch:
         self.asked.append(since)
         self.timeouts.append(timeout_seconds)

@@ -1,0 +1,392 @@
+"""What is owed is said, once, in order, whatever the homeserver and the network do."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from uuid import UUID
+
+import pytest
+
+from mindroom.core.errors import MatrixDeliveryFailure, MatrixFailureClass
+from mindroom.core.ids import DeliveryId, DeviceId
+from mindroom.core.ports import WirePayload
+from mindroom.core.values import Stage
+from tests.support.events import (
+    ALICE,
+    ME,
+    OTHER_ROOM,
+    ROOM,
+    Event,
+    joined_room,
+    left_room,
+    member,
+    message,
+    said,
+    state,
+)
+from tests.support.spine import LostReply, Spine, open_spine
+
+NETWORK = MatrixDeliveryFailure("send", MatrixFailureClass.NETWORK)
+LOST = LostReply(NETWORK)
+
+
+def refused(status: int, errcode: str, failure_class: MatrixFailureClass) -> MatrixDeliveryFailure:
+    return MatrixDeliveryFailure("send", failure_class, status=status, errcode=errcode)
+
+
+def limited(seconds: float) -> MatrixDeliveryFailure:
+    return MatrixDeliveryFailure(
+        "send",
+        MatrixFailureClass.RATE_LIMITED,
+        status=429,
+        errcode="M_LIMIT_EXCEEDED",
+        retry_after_seconds=seconds,
+    )
+
+
+@asynccontextmanager
+async def serving(dsn: str, *rooms: str, thread_mode: str = "thread") -> AsyncIterator[Spine]:
+    async with open_spine(dsn, thread_mode=thread_mode) as spine:
+        await spine.start()
+        spine.answer(spine.room_batch(*rooms))
+        await spine.settle()
+        yield spine
+
+
+async def restart(spine: Spine, *events: Event) -> None:
+    """Crash, start, and admit a first response with these events."""
+    await spine.crash()
+    await spine.start()
+    spine.answer(spine.batch((ROOM, joined_room(events))) if events else spine.batch())
+    await spine.settle()
+
+
+def sends(spine: Spine, stage: str) -> list[WirePayload]:
+    """Every attempt of that stage."""
+    return [wire for wire in spine.gateway.attempts if wire.txn_id.startswith(f"{stage}.")]
+
+
+async def states(spine: Spine) -> Sequence[tuple[str, str]]:
+    """Stage and state of each row."""
+    return await spine.rows("SELECT stage, state FROM delivery_outbox ORDER BY queued_at, stage DESC")
+
+
+# ---- E1, E2: identity ------------------------------------------------------------------------------------------------
+async def test_e1_r16_a_lost_reply_is_sent_again_as_the_same_payload(database_dsn: str) -> None:
+    """R16, E1: same transaction id, same bytes, one event."""
+    async with serving(database_dsn) as spine:
+        spine.gateway.fail("final", LOST, LOST)
+        await spine.hear(message("$1"))
+        await spine.advance(10)
+        attempts = sends(spine, "final")
+        assert len(attempts) == 3
+        assert attempts[0] == attempts[1] == attempts[2]
+        assert spine.finals() == [["$1"]]
+        assert await states(spine) == [("initial", "retired"), ("final", "acked")]
+
+
+async def test_e1_the_payload_is_committed_before_it_leaves(database_dsn: str) -> None:
+    """E1: at the moment of the send the row is claimed and holds these very bytes."""
+    async with serving(database_dsn) as spine:
+        spine.gateway.held["final"] = held = asyncio.Event()
+        await spine.hear(message("$1"))
+        rows = await spine.rows("SELECT state, wire ->> 'txn_id', txn_id FROM delivery_outbox WHERE stage = 'final'")
+        assert rows == [("claimed", sends(spine, "final")[0].txn_id, sends(spine, "final")[0].txn_id)]
+        held.set()
+        await spine.settle()
+
+
+async def test_e2_the_echo_may_come_before_the_reply(database_dsn: str) -> None:
+    """E2: the first acknowledgement wins; the late reply changes nothing."""
+    async with serving(database_dsn) as spine:
+        spine.gateway.held["final"] = held = asyncio.Event()
+        await spine.hear(message("$1"))
+        wire = sends(spine, "final")[0]
+        delivery = DeliveryId(UUID(wire.txn_id.partition(".")[2]))
+        await spine.hear(said("$echo", Stage.FINAL, delivery=delivery, sources=["$1"]))
+        assert await spine.value("SELECT acked_event_id FROM delivery_outbox WHERE stage = 'final'") == "$echo"
+        held.set()
+        await spine.settle()
+        assert await spine.value("SELECT acked_event_id FROM delivery_outbox WHERE stage = 'final'") == "$echo"
+        assert len(sends(spine, "final")) == 1
+
+
+async def test_r14_restarts_in_the_middle_of_a_delivery_show_one_reply(database_dsn: str) -> None:
+    """R14: the homeserver has the event, every reply is lost, the process dies each time."""
+    async with serving(database_dsn) as spine:
+        spine.gateway.fail("final", *[LOST] * 3)
+        await spine.hear(message("$1"))
+        for _ in range(4):
+            await restart(spine)
+            await spine.advance(5)
+        assert spine.finals() == [["$1"]]
+        assert await states(spine) == [("initial", "retired"), ("final", "acked")]
+
+
+# ---- E3: the two stages ----------------------------------------------------------------------------------------------
+async def test_e3_a_final_never_overtakes_a_claimed_initial(database_dsn: str) -> None:
+    """E3: while the placeholder is on its way the answer waits, then it edits it."""
+    async with serving(database_dsn) as spine:
+        spine.gateway.held["initial"] = held = asyncio.Event()
+        spine.model.go.clear()
+        await spine.hear(message("$1"))
+        await spine.advance(1)
+        spine.model.go.set()
+        await spine.advance(3)
+        assert await states(spine) == [("initial", "claimed"), ("final", "queued")]
+        assert sends(spine, "final") == []
+        held.set()
+        await spine.settle()
+        placeholder, final = spine.gateway.visible()
+        assert final[1].content["m.relates_to"] == {"rel_type": "m.replace", "event_id": placeholder[0]}
+
+
+async def test_e3_an_unclaimed_initial_is_dropped(database_dsn: str) -> None:
+    """E3: an answer that is there within the delay needs no placeholder."""
+    async with serving(database_dsn) as spine:
+        await spine.hear(message("$1"))
+        await spine.advance(5)
+        assert spine.gateway.stages() == ["final"]
+        assert await states(spine) == [("initial", "retired"), ("final", "acked")]
+
+
+async def test_e3_a_refused_initial_never_holds_the_answer_back(database_dsn: str) -> None:
+    """E3: the answer becomes a plain message in the thread."""
+    async with serving(database_dsn) as spine:
+        spine.gateway.fail("initial", refused(400, "M_UNKNOWN", MatrixFailureClass.BAD_REQUEST))
+        spine.model.go.clear()
+        await spine.hear(message("$1"))
+        await spine.advance(1)
+        spine.model.go.set()
+        await spine.settle()
+        ((_, final),) = spine.gateway.visible()
+        assert "m.new_content" not in final.content
+        assert final.content["m.relates_to"]["rel_type"] == "m.thread"
+        assert await states(spine) == [("initial", "failed"), ("final", "acked")]
+
+
+async def test_e3_a_placeholder_with_a_lost_reply_is_found_by_its_echo(database_dsn: str) -> None:
+    """E3, A6: the row is acknowledged by sync, and the answer edits what stands there."""
+    async with serving(database_dsn) as spine:
+        spine.gateway.fail("initial", *[LOST] * 100)
+        spine.model.go.clear()
+        await spine.hear(message("$1"))
+        await spine.advance(1)
+        delivery = DeliveryId(UUID(sends(spine, "initial")[0].txn_id.partition(".")[2]))
+        await spine.hear(said("$said0", Stage.INITIAL, delivery=delivery))
+        spine.model.go.set()
+        await spine.advance(30)
+        final = spine.gateway.visible()[-1][1]
+        assert final.content["m.relates_to"] == {"rel_type": "m.replace", "event_id": "$said0"}
+
+
+# ---- E4: unknown outcomes --------------------------------------------------------------------------------------------
+async def test_e4_within_half_an_hour_the_same_device_sends_the_same_again(database_dsn: str) -> None:
+    """E4."""
+    async with serving(database_dsn) as spine:
+        spine.gateway.fail("final", LOST)
+        await spine.hear(message("$1"))
+        await spine.crash()
+        await spine.advance(29 * 60, step_seconds=60)
+        await restart(spine)
+        await spine.advance(2)
+        first, second = sends(spine, "final")
+        assert first == second
+        assert spine.finals() == [["$1"]]
+
+
+@pytest.mark.parametrize("change", ["after half an hour", "on another device"])
+async def test_e4_otherwise_it_is_not_sent_again_blindly(database_dsn: str, change: str) -> None:
+    """E4: the transaction scope is gone, so another send could be a second message; the echo settles it."""
+    async with serving(database_dsn) as spine:
+        spine.gateway.fail("final", LOST)
+        await spine.hear(message("$1"))
+        wire = sends(spine, "final")[0]
+        await spine.crash()
+        if change == "on another device":
+            spine.gateway.device_id = DeviceId("OTHER")
+        else:
+            await spine.advance(31 * 60, step_seconds=60)
+        delivery = DeliveryId(UUID(wire.txn_id.partition(".")[2]))
+        await restart(spine, said("$said0", Stage.FINAL, delivery=delivery, sources=["$1"], with_txn=False))
+        await spine.advance(300, step_seconds=10)
+        assert len(sends(spine, "final")) == 1
+        assert spine.finals() == [["$1"]]
+        assert await states(spine) == [("initial", "retired"), ("final", "acked")]
+
+
+@pytest.mark.parametrize("change", ["after half an hour", "on another device"])
+async def test_e4_a_send_that_never_happened_is_made_up_for(database_dsn: str, change: str) -> None:
+    """E4: sync has shown everything since, and no echo among it: the answer goes out, once."""
+    async with serving(database_dsn) as spine:
+        spine.gateway.fail("final", NETWORK)
+        await spine.hear(message("$1"))
+        await spine.crash()
+        if change == "on another device":
+            spine.gateway.device_id = DeviceId("OTHER")
+            await spine.advance(70, step_seconds=10)
+        else:
+            await spine.advance(31 * 60, step_seconds=60)
+        await restart(spine)
+        await spine.advance(120, step_seconds=5)
+        assert spine.finals() == [["$1"]]
+        assert await states(spine) == [("initial", "retired"), ("final", "acked")]
+
+
+async def test_e3_e4_a_placeholder_that_was_never_sent_is_given_up(database_dsn: str) -> None:
+    """E3: proven absent by sync, so the answer becomes a plain message."""
+    async with serving(database_dsn) as spine:
+        spine.gateway.fail("initial", *[NETWORK] * 100)
+        spine.model.go.clear()
+        await spine.hear(message("$1"))
+        await spine.advance(1)
+        await spine.crash()
+        spine.gateway.device_id = DeviceId("OTHER")
+        spine.model.go.set()
+        await spine.advance(70, step_seconds=10)
+        await restart(spine)
+        await spine.advance(30)
+        assert spine.gateway.stages() == ["final"]
+        assert "m.new_content" not in spine.gateway.visible()[0][1].content
+        assert await states(spine) == [("initial", "retired"), ("final", "acked")]
+
+
+# ---- E5: limits ------------------------------------------------------------------------------------------------------
+async def test_e5_a_429_pauses_every_room(database_dsn: str) -> None:
+    """E5: limits are per user, so no room tries before the pause is over."""
+    async with serving(database_dsn, ROOM, OTHER_ROOM) as spine:
+        spine.gateway.fail(ROOM, limited(60))
+        await spine.hear(message("$1"))
+        await spine.hear(message("$2"), room=OTHER_ROOM)
+        await spine.advance(50)
+        assert len(spine.gateway.attempts) == 1
+        await spine.advance(15)
+        assert spine.finals() == [["$1"]]
+        assert spine.finals(OTHER_ROOM) == [["$2"]]
+        assert spine.metrics.registry.get_sample_value("mindroom_rate_limited_seconds_total") == 60
+
+
+async def test_e5_r27_two_minutes_of_429_drop_progress_and_never_the_final(database_dsn: str) -> None:
+    """R27: edits are refused for two minutes; the answer arrives, and nothing hammers."""
+    async with serving(database_dsn) as spine:
+        spine.model.go.clear()
+        await spine.hear(message("$1"))
+        await spine.advance(1)
+        spine.gateway.fail("progress", *[limited(20)] * 50)
+        spine.gateway.fail("final", *[limited(20)] * 5)
+        spine.model.answer, spine.model.pieces = "word " * 400, 40
+        spine.model.go.set()
+        await spine.advance(130)
+        assert spine.finals() == [["$1"]]
+        assert len(spine.gateway.attempts) <= 12
+
+
+# ---- E6, rooms apart -------------------------------------------------------------------------------------------------
+async def test_e6_a_permanent_refusal_in_one_room_delays_no_other(database_dsn: str) -> None:
+    """E6: the reason stays on the row, the other room has its answer at once."""
+    async with serving(database_dsn, ROOM, OTHER_ROOM) as spine:
+        spine.gateway.fail(ROOM, refused(403, "M_FORBIDDEN", MatrixFailureClass.FORBIDDEN))
+        await spine.hear(message("$1"))
+        await spine.hear(message("$2"), room=OTHER_ROOM)
+        assert spine.finals(OTHER_ROOM) == [["$2"]]
+        rows = await spine.rows(
+            "SELECT state, last_error FROM delivery_outbox WHERE stage = 'final' AND room_id = $1", ROOM
+        )
+        assert rows == [("failed", "M_FORBIDDEN")]
+        assert len(spine.gateway.attempts) == 2
+
+
+async def test_e6_a_room_whose_sends_hang_delays_no_other(database_dsn: str) -> None:
+    async with serving(database_dsn, ROOM, OTHER_ROOM) as spine:
+        spine.gateway.held[ROOM] = asyncio.Event()
+        await spine.hear(message("$1"))
+        await spine.hear(message("$2"), room=OTHER_ROOM)
+        assert spine.finals(OTHER_ROOM) == [["$2"]]
+        spine.gateway.held[ROOM].set()
+        await spine.settle()
+        assert spine.finals() == [["$1"]]
+
+
+# ---- E8 … E10, F2 ----------------------------------------------------------------------------------------------------
+async def test_e8_a_slow_answer_tells_its_requester(database_dsn: str) -> None:
+    """R44, E8: an edit notifies nobody by itself, so a slow FINAL names the requester at its top."""
+    async with serving(database_dsn) as spine:
+        spine.model.go.clear()
+        await spine.hear(message("$1"))
+        await spine.advance(61)
+        spine.model.go.set()
+        await spine.settle()
+        final = spine.gateway.visible()[-1][1].content
+        assert final["m.mentions"] == {"user_ids": [ALICE]}
+        assert final["m.new_content"]["m.mentions"] == {}
+
+
+async def test_e9_everything_final_in_a_room_is_an_outbox_row(database_dsn: str) -> None:
+    """E9: answers, error sentences, the withdrawal of a placeholder and the sentence of A7."""
+    async with serving(database_dsn, ROOM, OTHER_ROOM) as spine:
+        await spine.hear(message("$1"))
+        spine.answer(spine.batch((OTHER_ROOM, joined_room([_encryption(), _ciphertext("$c")]))))
+        await spine.settle()
+        await spine.advance(2)
+        rows = await spine.rows("SELECT acked_event_id FROM delivery_outbox WHERE state = 'acked'")
+        visible = {event for room in (ROOM, OTHER_ROOM) for event, wire in spine.gateway.visible(room)}
+        assert {row[0] for row in rows} == visible
+        assert len(visible) == 2
+
+
+def _encryption() -> Event:
+    return state("$enc", "m.room.encryption", {"algorithm": "m.megolm.v1.aes-sha2"})
+
+
+def _ciphertext(event_id: str) -> Event:
+    made = message(event_id)
+    made["type"], made["content"] = "m.room.encrypted", {"algorithm": "m.megolm.v1.aes-sha2", "ciphertext": "x"}
+    return made
+
+
+async def test_e10_a_room_that_becomes_encrypted_during_the_answer_gets_nothing_in_plain(database_dsn: str) -> None:
+    """E10: neither progress nor FINAL follows the placeholder that was said before."""
+    async with serving(database_dsn) as spine:
+        spine.model.held["hello"] = held = asyncio.Event()
+        await spine.hear(message("$1"))
+        await spine.advance(1)
+        assert spine.gateway.stages() == ["initial"]
+        await spine.hear(_encryption())
+        spine.model.answer, spine.model.pieces = "word " * 200, 20
+        held.set()
+        await spine.advance(30)
+        assert spine.gateway.stages() == ["initial"]
+        assert await spine.value("SELECT state FROM delivery_outbox WHERE stage = 'final'") == "failed"
+
+
+async def test_e10_a_room_whose_encryption_is_unknown_is_not_written_to(database_dsn: str) -> None:
+    """E10: without the create event nothing is said; once it is known the answer goes out."""
+    async with open_spine(database_dsn) as spine:
+        await spine.start()
+        spine.answer(spine.batch((ROOM, joined_room(state=[member("$me", ME, "join"), member("$a", ALICE, "join")]))))
+        await spine.settle()
+        await spine.hear(message("$1"))
+        await spine.advance(30)
+        assert spine.gateway.attempts == []
+        assert await states(spine) == [("initial", "retired"), ("final", "queued")]
+        await spine.hear(state("$create", "m.room.create", {"room_version": "12"}))
+        await spine.advance(30)
+        assert spine.finals() == [["$1"]]
+
+
+async def test_f2_nothing_of_an_ended_epoch_is_sent(database_dsn: str) -> None:
+    """F2: what waits for a pause when we are removed is retired; the rejoin starts clean."""
+    async with serving(database_dsn) as spine:
+        spine.gateway.fail("final", limited(60))
+        await spine.hear(message("$1"))
+        attempts = len(spine.gateway.attempts)
+        spine.answer(spine.batch(leave={ROOM: left_room([member("$l", ME, "leave", sender=ALICE)])}))
+        await spine.settle()
+        await spine.advance(120, step_seconds=5)
+        assert len(spine.gateway.attempts) == attempts
+        assert await states(spine) == [("initial", "retired"), ("final", "retired")]
+        spine.answer(spine.room_batch(ROOM))
+        await spine.settle()
+        await spine.hear(message("$2"))
+        await spine.advance(1)
+        assert spine.finals() == [["$2"]]
