@@ -4,8 +4,11 @@ import argparse
 import asyncio
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+from tests.faults.births import Executing, Midwife, open_nursery
 from tests.faults.cases import DEFAULT, EVERYTHING, MAX_HITS, Case, Scenario
 from tests.faults.driver import Driver, Outcome, plan
 from tests.faults.report import Progress, last_line, never_struck, say, table
@@ -33,7 +36,7 @@ def _arguments() -> argparse.Namespace:
 
 async def _main(arguments: argparse.Namespace) -> int:
     started, progress = time.monotonic(), Progress()
-    async with open_world() as world:
+    async with _midwife(arguments) as midwife, open_world(midwife) as world:
         driver = Driver(world, slots=arguments.slots, logs=LOGS, tell=progress.tell)
         try:
             cases = await _cases(driver, arguments)
@@ -48,10 +51,24 @@ async def _main(arguments: argparse.Namespace) -> int:
     return _report(outcomes, seconds=time.monotonic() - started)
 
 
+@asynccontextmanager
+async def _midwife(arguments: argparse.Namespace) -> AsyncIterator[Midwife]:
+    """A single run and the long programme start the program as everybody does."""
+    if arguments.long or _is_single(arguments):
+        yield Executing()
+        return
+    async with open_nursery() as nursery:
+        yield nursery
+
+
+def _is_single(arguments: argparse.Namespace) -> bool:
+    return bool(arguments.only) and all(text.count(":") == 4 for text in arguments.only)
+
+
 async def _cases(driver: Driver, arguments: argparse.Namespace) -> list[Case]:
     wanted = [text.partition(":")[0] for text in arguments.only]
     scenarios = [scenario for scenario in Scenario if not wanted or scenario in wanted]
-    if arguments.only and all(text.count(":") == 4 for text in arguments.only):
+    if _is_single(arguments):
         return [Case.parse(text) for text in arguments.only]
     records = await driver.record(scenarios, whole=arguments.long)
     cases = plan(records, scopes=EVERYTHING if arguments.long else DEFAULT)

@@ -27,7 +27,7 @@ class Scenario(StrEnum):
 
 
 TROUBLE: dict[Scenario, tuple[Strike, ...]] = dict.fromkeys(Scenario, ()) | {
-    # The placeholder's and the final text's replies are lost: both are sent again.
+    # The replies to the placeholder and to the final text are lost.
     Scenario.UNSENT: (
         Strike("hs.send", "after", 1, Fault.LOST_REPLY),
         Strike("hs.send", "after", 3, Fault.LOST_REPLY),

@@ -47,6 +47,7 @@ class Driver:
     """Gets a folder for each run that broke a promise."""
     tell: Callable[[Outcome], None]
     _idle: list[Installation] = field(default_factory=list)
+    _busy: list[Installation] = field(default_factory=list)
 
     async def record(self, scenarios: Sequence[Scenario], *, whole: bool) -> dict[Scenario, list[Passage]]:
         """The points each scenario passes after its trigger. Raises AssertionError when one fails unharmed."""
@@ -61,7 +62,7 @@ class Driver:
                         raise AssertionError(f"{scenario} fails without any fault: {findings}\n{log}")
                     return read_record(inst.runtime.record.read_text(), whole=whole)
                 finally:
-                    await self._put_back(inst)
+                    await self._put_back(inst, is_good=True)
 
         return dict(zip(scenarios, await asyncio.gather(*map(one, scenarios)), strict=True))
 
@@ -82,8 +83,8 @@ class Driver:
 
     async def close(self) -> None:
         """End every installation."""
-        while self._idle:
-            await self._idle.pop().close()
+        for inst in (*self._idle, *self._busy):
+            await inst.close()
 
     async def _run(self, case: Case) -> Outcome:
         started = time.monotonic()
@@ -94,27 +95,30 @@ class Driver:
             logs = None
             if findings:
                 logs = self._keep_logs(inst, case)
-                await inst.close()
             else:
                 inst.runtime.disarm()
-                await self._put_back(inst)
+            await self._put_back(inst, is_good=not findings)
             if struck or findings:
                 break
         return Outcome(case, time.monotonic() - started, struck, tuple(findings), exits, logs)
 
     async def _take(self, kind: Kind) -> Installation:
-        for place, inst in enumerate(self._idle):
-            if inst.kind is kind:
-                return self._idle.pop(place)
-        if self._idle:
-            await self._idle.pop(0).close()
-        return await Installation.create(self.world, kind)
-
-    async def _put_back(self, inst: Installation) -> None:
-        if inst.kind is Kind.FRESH:
-            await inst.close()
+        inst = next((inst for inst in self._idle if inst.kind is kind), None)
+        if inst is not None:
+            self._idle.remove(inst)
         else:
+            if self._idle:
+                await self._idle.pop(0).close()
+            inst = await Installation.create(self.world, kind)
+        self._busy.append(inst)
+        return inst
+
+    async def _put_back(self, inst: Installation, *, is_good: bool) -> None:
+        self._busy.remove(inst)
+        if is_good and inst.kind is not Kind.FRESH:
             self._idle.append(inst)
+        else:
+            await inst.close()
 
     def _keep_logs(self, inst: Installation, case: Case) -> Path:
         folder = self.logs / str(case).replace(":", "-")

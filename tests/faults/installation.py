@@ -36,7 +36,7 @@ http: {{port: 0}}
 _HELPER = "  {name}-b: {{display_name: Helper of {name}, role: listens, rooms: [{name}], answers: mentioned}}\n"
 
 
-@dataclass
+@dataclass(eq=False)
 class Installation:
     """Made by `create`, ended by `close`."""
 
@@ -74,7 +74,7 @@ class Installation:
         )
         environ = {"DATABASE_URL": dsn, _SECRET: world.homeserver.registration_shared_secret}
         session = aiohttp.ClientSession()
-        runtime = RuntimeProcess(folder, environ=environ, session=session)
+        runtime = RuntimeProcess(folder, midwife=world.midwife, environ=environ, session=session)
         return cls(world, kind, name, human, runtime, await asyncpg.connect(dsn), session)
 
     @property

@@ -6,11 +6,9 @@ a process has ended, so that what starts afterwards is not struck again.
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -19,15 +17,14 @@ import aiohttp
 from mindroom.app.compose import LEASE_VARIABLE
 from mindroom.app.faultplan import VARIABLE
 from mindroom.core.faults import Strike
+from tests.faults.births import Child, Midwife
 from tests.faults.cases import SCENE_ENDS, Case, has_fired
 
 LEASE_TTL_SECONDS = 3
 _STOP_SECONDS = 40.0
 _RESTARTS = 20
 """More ends in one run than this are a fault of their own."""
-_PR_SET_PDEATHSIG = 1
 _INHERITED = ("PATH", "HOME", "LANG", "PYTHONPATH")
-_libc = ctypes.CDLL(None)
 
 
 def patience_seconds(seconds: float = 30.0) -> float:
@@ -39,23 +36,23 @@ class NotServing(AssertionError):
     """The process does not come up."""
 
 
-def _die_with_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 class RuntimeProcess:
     """`mindroom run` on `folder`, which holds config.yaml; its log is folder/runtime.log."""
 
-    def __init__(self, folder: Path, *, environ: dict[str, str], session: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, folder: Path, *, midwife: Midwife, environ: dict[str, str], session: aiohttp.ClientSession
+    ) -> None:
         self.log = folder / "runtime.log"
+        self.log.touch()
         self.record = folder / "record"
         self.exits: list[int] = []
         """Exit codes since the last `arm`; negative for a signal."""
         self._folder = folder
+        self._midwife = midwife
         self._session = session
         self._control = folder / "control.json"
         self._environ = environ | {VARIABLE: str(self._control), LEASE_VARIABLE: str(LEASE_TTL_SECONDS)}
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Child | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._log_start = 0
         self._ready_since: float | None = None
@@ -130,7 +127,7 @@ class RuntimeProcess:
         try:
             code = await asyncio.wait_for(self._process.wait(), patience_seconds(_STOP_SECONDS))
         except TimeoutError:
-            self._process.kill()
+            self._process.send_signal(signal.SIGKILL)
             await self._process.wait()
             raise NotServing(f"the process did not end after {number.name}") from None
         self._process = None
@@ -138,18 +135,9 @@ class RuntimeProcess:
 
     async def _spawn(self) -> None:
         self._ready_since = None
-        with self.log.open("ab") as sink:
-            self._log_start = sink.tell()
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "mindroom", "run", "-c", "config.yaml", "--data", "data"),
-                cwd=self._folder,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
-                env={name: os.environ[name] for name in _INHERITED if name in os.environ} | self._environ,
-                preexec_fn=_die_with_parent,
-                start_new_session=True,
-            )
+        self._log_start = self.log.stat().st_size
+        inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+        self._process = await self._midwife.start(folder=self._folder, log=self.log, environ=inherited | self._environ)
 
     async def _keep(self) -> None:
         while self._process is not None:

@@ -7,6 +7,7 @@ import pytest
 
 from mindroom.core.faults import Fault
 from tests.conftest import REPOSITORY
+from tests.faults.births import Executing
 from tests.faults.cases import KINDS, Case, Scenario
 from tests.faults.driver import Driver, Outcome
 from tests.faults.report import describe, last_line
@@ -56,7 +57,7 @@ async def test_a_kill_after_each_commit_loses_nothing_and_doubles_nothing(tmp_pa
     cases = [Case(scenario, f"tx.{name}", "after", 1, Fault.KILL) for name, scenario in WHERE.items()]
     cases.sort(key=lambda case: KINDS[case.scenario])
     told: list[Outcome] = []
-    async with open_world() as world:
+    async with open_world(Executing()) as world:
         driver = Driver(world, slots=SLOTS, logs=tmp_path, tell=told.append)
         try:
             outcomes = await driver.run(cases)

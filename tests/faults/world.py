@@ -14,6 +14,7 @@ from mindroom.db.embedded import EmbeddedPostgres, _Disguise
 from mindroom.db.folder import DataFolder
 from mindroom.db.schema import upgrade
 from mindroom.matrix.local_homeserver import LocalHomeserver
+from tests.faults.births import Midwife
 from tests.support.openai_server import Behaviour, OpenAIServer
 
 ANSWER_CHARACTERS = 400
@@ -40,6 +41,7 @@ class World:
     postgres: EmbeddedPostgres
     homeserver: LocalHomeserver
     model: OpenAIServer
+    midwife: Midwife
     slow_model: OpenAIServer
     """Leaves time to do something while an answer grows."""
     _numbers: "count[int]" = field(default_factory=count)
@@ -75,8 +77,11 @@ class World:
 
 
 @asynccontextmanager
-async def open_world() -> AsyncIterator[World]:
-    """All servers, stopped at the end. `PG=<folder of binaries>` chooses another PostgreSQL."""
+async def open_world(midwife: Midwife) -> AsyncIterator[World]:
+    """All servers, stopped at the end; `midwife` starts the program's processes.
+
+    `PG=<folder of binaries>` chooses another PostgreSQL.
+    """
     bindir = Path(os.environ["PG"]) if os.environ.get("PG") else None
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mindroom-", ignore_cleanup_errors=True)))
@@ -85,6 +90,7 @@ async def open_world() -> AsyncIterator[World]:
             await stack.enter_async_context(_Postgres(DataFolder(folder / "pg"), bindir=bindir)),
             await stack.enter_async_context(LocalHomeserver(DataFolder(folder / "hs"))),
             await stack.enter_async_context(OpenAIServer(_BEHAVIOUR)),
+            midwife,
             await stack.enter_async_context(
                 OpenAIServer(replace(_BEHAVIOUR, chunk_interval_seconds=_SLOW_INTERVAL_SECONDS))
             ),
