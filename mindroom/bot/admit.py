@@ -1,6 +1,6 @@
 """T admit: one sync response, one transaction, over all three ledgers (A1, A8).
 
-Own echoes first, then departures, membership, state, receipts, projection, gaps, and the checkpoint last. A statement
+Own echoes first, then departures, membership, state, then receipts, projection and checkpoint, then gaps. A statement
 is skipped when it has nothing to write; their number never depends on the number of events.
 """
 
@@ -17,8 +17,9 @@ from mindroom.db.engine import Tx
 from mindroom.db.lease import Lease
 from mindroom.journal.classify import classify_sync
 from mindroom.journal.projection import MessageProjection
-from mindroom.journal.records import Admission, Admitted, Echo, Hearer
+from mindroom.journal.records import Admission, Admitted, Checkpoint, Echo, Hearer
 from mindroom.journal.recovery import Recovery
+from mindroom.journal.reduce import plain_originals
 from mindroom.journal.rooms import RoomBook
 from mindroom.journal.store import Journal
 from mindroom.journal.trust import CheckpointTrust
@@ -72,12 +73,11 @@ class Admitter:
                 await self._echoes(tx, admission.echoes)
             await self._rooms(tx, admission)
             floor = await self.recovery.draw_floor(tx) if admission.gaps else 0
-            admitted = await self.hear(tx, admission)
+            admitted = await self.hear(tx, admission, checkpoint=Checkpoint(token, trust))
             if admission.gaps:
                 await self.recovery.open_gaps(tx, admission.gaps, floor=floor)
             if admission.encrypted_asks:
                 await self._say_unreadable(tx, admission)
-            await self.journal.move_checkpoint(tx, token, trust)
             tx.after_commit(lambda: self._admitted(admission, admitted))
 
         with self.metrics.admit_seconds.time():
@@ -91,14 +91,16 @@ class Admitter:
 
         await self.lease.run("save_token", body)
 
-    async def hear(self, tx: Tx, admission: Admission) -> Admitted:
+    async def hear(self, tx: Tx, admission: Admission, *, checkpoint: Checkpoint | None = None) -> Admitted:
         """Receipts and projection of a batch, and what redactions in it put an end to (A4)."""
-        admitted = await self.journal.hear(tx, admission.heard)
+        plain = plain_originals(admission.projection)
+        admitted = await self.journal.hear(tx, admission.heard, plain=plain, checkpoint=checkpoint)
         redactions = await self.projection.apply(
             tx,
             admission.projection,
             heard={h.event_id: h for h in admission.heard},
             receipts=admitted.receipts,
+            shown=admitted.shown,
         )
         if redactions:
             events = [redaction.target for redaction in redactions]

@@ -1,14 +1,17 @@
 -- name: hear
--- Receipts of a batch in one statement, with the pending rows and settlements of the fresh ones (A2, A6, A8).
+-- A batch in one statement: receipts, pending rows, settlements, originals nobody has referred to, the checkpoint (A1, A2, A8).
 WITH input AS (
     SELECT nextval('journal_receipt_number') AS receipt, i.*
     FROM (SELECT * FROM unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bigint[],
-                               $9::int[], $10::bigint[], $11::bigint[], $12::int[], $13::jsonb[], $14::text[])
+                               $9::int[], $10::bigint[], $11::bigint[], $12::int[], $13::jsonb[], $14::text[],
+                               $15::bool[], $16::jsonb[], $17::jsonb[], $18::uuid[])
           WITH ORDINALITY AS t(event_id, room_id, thread_id, kind, class, sender, origin_ts,
-                               epoch, base, page, idx, source, outcome, position)
+                               epoch, base, page, idx, source, outcome,
+                               is_plain, content, relates_to, turn_id, position)
           ORDER BY position) i
 ), judged AS (
     SELECT i.*, coalesce(i.base, i.receipt) AS order_base,
+           i.is_plain AND t.event_id IS NULL AND w.target_id IS NULL AS is_shown,
            CASE WHEN i.source IS NULL THEN i.outcome
                 WHEN m.event_id IS NOT NULL THEN 'answered'
                 WHEN t.event_id IS NOT NULL THEN 'redacted' END AS settled_as
@@ -16,8 +19,10 @@ WITH input AS (
     LEFT JOIN LATERAL (SELECT event_id FROM answered_marks
                        WHERE i.source IS NOT NULL AND principal = $1 AND event_id = i.event_id OFFSET 0) m ON true
     LEFT JOIN LATERAL (SELECT event_id FROM redaction_tombstones
-                       WHERE i.source IS NOT NULL AND principal = $1 AND room_id = i.room_id
-                         AND event_id = i.event_id OFFSET 0) t ON true
+                       WHERE principal = $1 AND room_id = i.room_id AND event_id = i.event_id OFFSET 0) t ON true
+    LEFT JOIN LATERAL (SELECT target_id FROM unresolved_edits
+                       WHERE i.is_plain AND principal = $1 AND room_id = i.room_id AND target_id = i.event_id
+                       LIMIT 1) w ON true
     LEFT JOIN LATERAL (SELECT receipt FROM journal_receipts
                        WHERE principal = $1 AND event_id = i.event_id OFFSET 0) known ON true
     WHERE known.receipt IS NULL
@@ -33,8 +38,22 @@ WITH input AS (
     FROM judged WHERE source IS NOT NULL AND settled_as IS NULL
 ), settled AS (
     INSERT INTO journal_settlements (receipt, outcome) SELECT receipt, settled_as FROM judged WHERE settled_as IS NOT NULL
+), shown AS (
+    INSERT INTO visible_messages (principal, room_id, event_id, thread_id, sender, epoch, origin_ts, base, page, idx,
+                                  content, relates_to, revision_ts, revision_id, turn_id)
+    SELECT $1, room_id, event_id, thread_id, sender, epoch, origin_ts, order_base, page, idx,
+           coalesce(content, source -> 'content'), relates_to, origin_ts, event_id, turn_id
+    FROM judged WHERE is_shown
+    ON CONFLICT (principal, room_id, event_id) DO NOTHING
+), moved AS (
+    INSERT INTO sync_checkpoints (principal, token, trust, reason, certified_at)
+    SELECT $1, $19, $20, $21, CASE WHEN $20 = 'certified' THEN mindroom_now() END WHERE $20::text IS NOT NULL
+    ON CONFLICT (principal) DO UPDATE SET token = EXCLUDED.token, trust = EXCLUDED.trust, reason = EXCLUDED.reason,
+        since = CASE WHEN sync_checkpoints.trust = EXCLUDED.trust THEN sync_checkpoints.since ELSE mindroom_now() END,
+        certified_at = coalesce(EXCLUDED.certified_at, sync_checkpoints.certified_at)
 )
-SELECT receipt, event_id, order_base AS base, page, idx, source IS NOT NULL AND settled_as IS NULL AS is_pending FROM judged
+SELECT receipt, event_id, order_base AS base, page, idx, source IS NOT NULL AND settled_as IS NULL AS is_pending, is_shown
+FROM judged
 
 -- name: read_projection
 -- What is stored about the events that a batch touches; OFFSET 0 keeps each look-up a look-up whatever statistics say.

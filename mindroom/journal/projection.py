@@ -47,9 +47,13 @@ class MessageProjection:
         *,
         heard: Mapping[EventId, Heard],
         receipts: Mapping[EventId, Receipt],
+        shown: frozenset[EventId] = frozenset(),
     ) -> list[Redaction]:
-        """Apply changes whose event has a fresh receipt; returns redactions that are new (their text must go)."""
-        fresh = [change for change in changes if isinstance(change, Redaction) or _event(change) in receipts]
+        """Apply changes whose event has a fresh receipt and that are not `shown` yet.
+
+        Returns redactions that are new: their text must go.
+        """
+        fresh = [c for c in changes if isinstance(c, Redaction) or (_event(c) in receipts and _event(c) not in shown)]
         if not fresh:
             return []
         projection = reduce(await self._read(tx, fresh), fresh)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from mindroom.core.content import DeliveryMarker, JsonObject
 from mindroom.core.ids import DeliveryId, Epoch, EventId, Receipt, RoomId, SyncToken, TurnId, UserId
 from mindroom.core.values import EventClass, EventKind, Membership, OrderKey, Stage
+from mindroom.journal.trust import CheckpointTrust
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,16 @@ class Admitted:
     receipts: dict[EventId, Receipt]
     """Fresh receipts only; a missing event was a duplicate."""
     lowest_pending: OrderKey | None
+    shown: frozenset[EventId] = frozenset()
+    """Plain originals that are in the projection already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Where the sync stands once a batch is committed (A1)."""
+
+    token: SyncToken
+    trust: CheckpointTrust
 
 
 @dataclass(frozen=True, slots=True)

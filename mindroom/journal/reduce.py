@@ -3,7 +3,8 @@
 Changes may come in any order and any number of times; the outcome is the same. A tombstone wins over everything.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from mindroom.core.content import JsonObject
@@ -43,6 +44,18 @@ class Projection:
     waiting_changed: set[EditKey] = field(default_factory=set)
     buried: set[Key] = field(default_factory=set)
     """Tombstones to write."""
+
+
+def plain_originals(changes: Sequence[ProjectionChange]) -> dict[EventId, Original]:
+    """Originals that no other change of the batch refers to: with nothing stored about them either, what `reduce` would
+    make of each is the original itself."""
+    seen: Counter[Key] = Counter()
+    for change in changes:
+        if isinstance(change, Original):
+            seen[change.room, change.event_id] += 1
+        else:
+            seen[change.room, change.target] += 1
+    return {c.event_id: c for c in changes if isinstance(c, Original) and seen[c.room, c.event_id] == 1}
 
 
 def reduce(projection: Projection, changes: Iterable[ProjectionChange]) -> Projection:

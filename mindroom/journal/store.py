@@ -6,6 +6,7 @@ Bound to a principal (I4). Methods with `tx` are pieces of a named transaction c
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from uuid import UUID
 
 from mindroom.core.content import JsonObject
@@ -25,7 +26,9 @@ from mindroom.core.values import EventClass, EventKind, Membership, OrderKey, Tr
 from mindroom.db.engine import Database, Tx
 from mindroom.journal.records import (
     Admitted,
+    Checkpoint,
     Heard,
+    Original,
     PendingSource,
     RoomMembership,
     StateRow,
@@ -65,12 +68,22 @@ class Journal:
     database: Database
 
     # ---- inside `admit` and `gap_page` ------------------------------------------------------------------------------
-    async def hear(self, tx: Tx, heard: Sequence[Heard]) -> Admitted:
-        """Receipts, pending rows and settlements of a batch; a known or repeated event changes nothing (A2)."""
-        if not heard:
-            return Admitted({}, None)
+    async def hear(
+        self,
+        tx: Tx,
+        heard: Sequence[Heard],
+        *,
+        plain: Mapping[EventId, Original] = MappingProxyType({}),
+        checkpoint: Checkpoint | None = None,
+    ) -> Admitted:
+        """Receipts, pending rows and settlements of a batch; a known or repeated event changes nothing (A2).
+
+        `plain` are originals that nothing in the batch refers to: they are shown by the same statement unless something
+        stored refers to them. `checkpoint` moves with them (A1).
+        """
         first = {h.event_id: h for h in reversed(heard)}
         heard = [h for h in heard if first[h.event_id] is h]
+        originals = [plain.get(h.event_id) for h in heard]
         rows = await tx.fetch(
             SQL["hear"],
             self.principal,
@@ -87,10 +100,19 @@ class Journal:
             [h.index for h in heard],
             [stored(h.source) for h in heard],
             [h.outcome for h in heard],
+            [original is not None for original in originals],
+            # What is owed carries its content in the source already.
+            [stored(o.content) if o and h.source is None else None for h, o in zip(heard, originals, strict=True)],
+            [stored(o.relates_to) if o else None for o in originals],
+            [o.turn if o else None for o in originals],
+            checkpoint.token if checkpoint else None,
+            checkpoint.trust.state.value if checkpoint else None,
+            checkpoint.trust.reason.value if checkpoint else None,
         )
         receipts = {EventId(row["event_id"]): Receipt(row["receipt"]) for row in rows}
         pending = [OrderKey(row["base"], row["page"], row["idx"]) for row in rows if row["is_pending"]]
-        return Admitted(receipts, min(pending, default=None))
+        shown = frozenset(EventId(row["event_id"]) for row in rows if row["is_shown"])
+        return Admitted(receipts, min(pending, default=None), shown)
 
     async def mark_answered(self, tx: Tx, sources: Mapping[EventId, TurnId | None]) -> list[EventId]:
         """Our own FINAL names these sources: answered, now and whenever they come again (A6); returns the owed ones."""
@@ -131,7 +153,7 @@ class Journal:
         return [EventId(row["event_id"]) for row in rows]
 
     async def move_checkpoint(self, tx: Tx, token: SyncToken | None, trust: CheckpointTrust) -> None:
-        """The token moves with the rows it covers (A1)."""
+        """The token moves alone: what it covers brought nothing to store."""
         await tx.execute(SQL["move_checkpoint"], self.principal, token, trust.state.value, trust.reason.value)
 
     # ---- settling ---------------------------------------------------------------------------------------------------

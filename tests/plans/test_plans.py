@@ -118,8 +118,15 @@ async def test_hearing_looks_each_event_up_once(database: Database) -> None:
         [None] * many,
         [0] * many,
         [0] * many,
-        ['{"body": "x"}'] * many,
+        ['{"content": {"body": "x"}}'] * many,
         [None] * many,
+        [True] * many,
+        [None] * many,
+        [None] * many,
+        [None] * many,
+        "token",
+        "certified",
+        "admitted",
     )
     assert {"journal_receipts_event_key", "answered_marks_pkey", "redaction_tombstones_pkey"} <= found.indexes()
     assert found.rows_read("journal_receipts") <= many
