@@ -1,0 +1,172 @@
+"""The feeder over a scripted journal: each source is handed out once until it is returned, in order of work."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import cast
+
+from mindroom.bot.feeder import MAX_HELD, PAGE, SWEEP_SECONDS, Feeder
+from mindroom.bot.gate import StartGate
+from mindroom.core.clock import TestClock
+from mindroom.core.errors import DatabaseUnavailable
+from mindroom.core.ids import RoomId
+from mindroom.core.metrics import Metrics
+from mindroom.core.values import OrderKey
+from mindroom.journal.records import PendingSource
+from mindroom.journal.rooms import RoomBook
+from mindroom.journal.store import Journal, PendingSummary
+from tests.unit.test_lanes import calm, source
+
+
+class Stored:
+    """The pending rows, as the statements would read them."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, PendingSource] = {}
+        self.failures = 0
+        self.reads = 0
+
+    def add(self, *numbers: int, room: str = "!r") -> None:
+        self.rows.update({n: source(n, room=room) for n in numbers})
+
+    async def pending_page(
+        self, after: OrderKey, after_receipt: int, *, held_rooms: Sequence[RoomId], limit: int
+    ) -> list[PendingSource]:
+        self.reads += 1
+        if self.failures:
+            self.failures -= 1
+            raise DatabaseUnavailable("scripted")
+        later = [r for n, r in sorted(self.rows.items()) if (r.order_key, n) > (after, after_receipt)]
+        return [r for r in later if r.room not in held_rooms][:limit]
+
+    async def pending_summary(self) -> PendingSummary:
+        return PendingSummary(len(self.rows), 0.0, None)
+
+
+class Fed:
+    """A feeder, what it handed out, and everything around it."""
+
+    def __init__(self) -> None:
+        self.stored, self.clock, self.metrics = Stored(), TestClock(), Metrics()
+        self.gate = StartGate(RoomBook())
+        self.out: list[int] = []
+        self.feeder = Feeder(
+            cast("Journal", self.stored),
+            gate=self.gate,
+            put=lambda pending: self.out.append(pending.receipt),
+            clock=self.clock,
+            metrics=self.metrics,
+            name="agent",
+        )
+
+    def swept(self) -> float:
+        return self.metrics.registry.get_sample_value("mindroom_sweep_found_total", {"kind": "pending"}) or 0.0
+
+
+@asynccontextmanager
+async def feeding(*numbers: int, gate_open: bool = True) -> AsyncIterator[Fed]:
+    fed = Fed()
+    fed.stored.add(*numbers)
+    if gate_open:
+        fed.gate.open()
+    task = asyncio.ensure_future(fed.feeder.run())
+    await calm()
+    try:
+        yield fed
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_b7_nothing_is_read_before_the_gate_opens() -> None:
+    async with feeding(1, gate_open=False) as fed:
+        assert fed.stored.reads == 0
+        fed.gate.open()
+        await calm()
+        assert fed.out == [1]
+
+
+async def test_a_source_is_handed_out_once_until_it_is_returned() -> None:
+    async with feeding(1, 2) as fed:
+        fed.feeder.wake_all()
+        await calm()
+        assert fed.out == [1, 2]
+        fed.feeder.returned(fed.stored.rows[1].receipt, OrderKey(1), 5.0)
+        await calm()
+        await fed.clock.advance(4)
+        await calm()
+        assert fed.out == [1, 2]
+        await fed.clock.advance(2)
+        await calm()
+        assert fed.out == [1, 2, 1]
+
+
+async def test_an_older_key_moves_the_cursor_back() -> None:
+    """A gap's sources sort before what was handed out already."""
+    async with feeding(10, 11) as fed:
+        fed.stored.add(5)
+        fed.feeder.wake(OrderKey(5))
+        await calm()
+        assert fed.out == [10, 11, 5]
+
+
+async def test_a_held_room_stays_unread_and_comes_when_released() -> None:
+    async with feeding() as fed:
+        fed.gate.hold_also([RoomId("!held")])
+        fed.stored.add(1, room="!held")
+        fed.stored.add(2)
+        fed.feeder.wake(OrderKey(1))
+        await calm()
+        assert fed.out == [2]
+        fed.gate.hold(frozenset(), gaps=frozenset())
+        fed.feeder.wake_all()
+        await calm()
+        assert fed.out == [2, 1]
+
+
+async def test_c3_pages_and_memory_are_bounded() -> None:
+    """C3: so many receipts are held at a time; the rest comes as they are settled."""
+    async with feeding(*range(MAX_HELD + 2 * PAGE)) as fed:
+        assert fed.out == list(range(MAX_HELD))
+        for number in range(PAGE):
+            del fed.stored.rows[number]
+            fed.feeder.settled(source(number).receipt)
+        await calm()
+        assert fed.out == list(range(MAX_HELD + PAGE))
+
+
+async def test_c2_an_absent_database_is_asked_again_with_back_off() -> None:
+    async with feeding() as fed:
+        fed.stored.failures = 5
+        fed.stored.add(1)
+        fed.feeder.wake(OrderKey(1))
+        await calm()
+        assert fed.out == []
+        await fed.clock.advance(30)
+        await calm()
+        assert fed.out == [1]
+
+
+async def test_the_sweep_finds_what_nobody_was_woken_for_and_counts_it() -> None:
+    async with feeding(10) as fed:
+        fed.stored.add(3)
+        await fed.clock.advance(SWEEP_SECONDS + 1)
+        await calm()
+        assert fed.out == [10, 3]
+        assert fed.swept() == 1
+
+
+async def test_the_sweep_counts_nothing_when_all_is_known() -> None:
+    async with feeding(10) as fed:
+        await fed.clock.advance(5 * SWEEP_SECONDS)
+        await calm()
+        assert fed.out == [10]
+        assert fed.swept() == 0
+
+
+async def test_a_source_returned_after_the_end_stays_owed() -> None:
+    """During a drain nobody feeds any more; giving back is no error."""
+    async with feeding(1) as fed:
+        pass
+    fed.feeder.returned(fed.stored.rows[1].receipt, OrderKey(1), 5.0)
+    assert fed.out == [1]
