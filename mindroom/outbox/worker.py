@@ -128,7 +128,8 @@ class OutboxWorker:
             self._became_visible(key, event)
 
     def _became_visible(self, key: DeliveryKey, event: EventId) -> None:
-        self._visible[key] = event
+        if key in self._known:  # others nobody will ask for; an echo of each delivery comes here
+            self._visible[key] = event
         if key.stage is Stage.INITIAL:
             self._presentation.initial_visible(key.delivery, event)
 
@@ -222,6 +223,8 @@ class OutboxWorker:
         finally:
             if key not in self._timers:
                 self._known.discard(key)
+            if key.stage is Stage.FINAL:
+                self._visible.pop(key, None)
 
     def _look_again(self, row: Delivery, *, why: str) -> None:
         """The row waits for sync, and the lane does not wait for the row."""
