@@ -203,7 +203,6 @@ async def _warm_up(models: ConfiguredModels) -> None:
     gc.freeze()
 
 
-
 def _boot_id() -> str:
     """Together with the file lock this proves that the earlier owner of a data folder is dead."""
     return _BOOT_ID.read_text().strip()
