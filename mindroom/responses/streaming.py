@@ -140,7 +140,11 @@ class Streaming:
         self._by_run.pop(stream.run, None)
         self._by_delivery.pop(stream.delivery, None)
         if stream.in_flight is not None:
-            await asyncio.wait([stream.in_flight], timeout=IN_FLIGHT_PATIENCE_SECONDS)
+            patience = asyncio.ensure_future(self._clock.sleep(IN_FLIGHT_PATIENCE_SECONDS))
+            try:
+                await asyncio.wait({stream.in_flight, patience}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                patience.cancel()
         if stream.task is not None:
             stream.task.cancel()
             await asyncio.gather(stream.task, return_exceptions=True)

@@ -281,6 +281,32 @@ async def test_e5_r27_two_minutes_of_429_drop_progress_and_never_the_final(datab
         assert len(spine.gateway.attempts) <= 12
 
 
+# ---- E11 -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("comes_back", [True, False])
+async def test_e11_the_hand_over_waits_for_the_progress_edit_in_flight(database_dsn: str, comes_back: bool) -> None:
+    """E11: at most five seconds, so that what is newer stays newer."""
+    async with serving(database_dsn) as spine:
+        spine.gateway.held["progress"] = held = asyncio.Event()
+        spine.model.go.clear()
+        spine.model.finish.clear()
+        await spine.hear(message("$1"))
+        await spine.advance(1)
+        spine.model.answer = "word " * 40
+        spine.model.go.set()
+        await spine.advance(2)
+        assert sends(spine, "progress") != []
+        spine.model.finish.set()
+        await spine.advance(3)
+        assert await spine.value("SELECT count(*) FROM turns WHERE state = 'open'") == 1
+        if comes_back:
+            held.set()
+            await spine.settle()
+        else:
+            await spine.advance(3)
+        assert await spine.value("SELECT count(*) FROM turns WHERE state = 'open'") == 0
+        assert spine.finals() == [["$1"]]
+
+
 # ---- E6, rooms apart -------------------------------------------------------------------------------------------------
 async def test_e6_a_permanent_refusal_in_one_room_delays_no_other(database_dsn: str) -> None:
     """E6: the reason stays on the row, the other room has its answer at once."""

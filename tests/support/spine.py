@@ -181,9 +181,12 @@ class ScriptedModel:
     held: dict[str, asyncio.Event] = field(default_factory=dict)
     """Calls whose newest message holds such a word wait for the event."""
     pieces: int = 1
+    finish: asyncio.Event = field(default_factory=asyncio.Event)
+    """What has been written waits for it before it is complete; set at the beginning."""
 
     def __post_init__(self) -> None:
         self.go.set()
+        self.finish.set()
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         self.requests.append(request)
@@ -197,6 +200,7 @@ class ScriptedModel:
         size = -(-len(entry) // self.pieces)
         for at in range(0, len(entry), size):
             yield TextDelta(entry[at : at + size])
+        await self.finish.wait()
         yield ModelDone("scripted", 1, 1)
 
 
