@@ -81,6 +81,7 @@ class Feeder:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             tasks.create_task(self._sweep())
+            tasks.create_task(self._resume_back_offs())
             try:
                 await self._feed()
             finally:
@@ -124,6 +125,20 @@ class Feeder:
     async def _later(self, key: OrderKey, seconds: float) -> None:
         await self._clock.sleep(seconds)
         self.wake(key)
+
+    async def _resume_back_offs(self) -> None:
+        """Sources that an earlier process put in back-off: nobody's timer wakes for them any more."""
+        backoff = Backoff(0.25, 10.0)
+        while True:
+            try:
+                wait = (await self._journal.pending_summary()).next_attempt_seconds
+            except DatabaseUnavailable:
+                await self._clock.sleep(backoff.next_seconds())
+                continue
+            if wait is None:
+                return
+            await self._clock.sleep(wait)
+            self.wake_all()
 
     async def _sweep(self) -> None:
         """Notice pending sources that no lane knows; finding one is a defect and is counted."""

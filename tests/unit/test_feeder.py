@@ -1,7 +1,7 @@
 """The feeder over a scripted journal: each source is handed out once until it is returned, in order of work."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import cast
 
@@ -23,6 +23,8 @@ class Stored:
 
     def __init__(self) -> None:
         self.rows: dict[int, PendingSource] = {}
+        self.due_at: dict[int, float] = {}
+        self.clock = TestClock()
         self.failures = 0
         self.reads = 0
 
@@ -37,17 +39,20 @@ class Stored:
             self.failures -= 1
             raise DatabaseUnavailable("scripted")
         later = [r for n, r in sorted(self.rows.items()) if (r.order_key, n) > (after, after_receipt)]
-        return [r for r in later if r.room not in held_rooms][:limit]
+        due = [r for r in later if self.due_at.get(r.receipt, 0.0) <= self.clock.boottime()]
+        return [r for r in due if r.room not in held_rooms][:limit]
 
     async def pending_summary(self) -> PendingSummary:
-        return PendingSummary(len(self.rows), 0.0, None)
+        waits = [due - self.clock.boottime() for due in self.due_at.values() if due > self.clock.boottime()]
+        return PendingSummary(len(self.rows), 0.0, min(waits, default=None))
 
 
 class Fed:
     """A feeder, what it handed out, and everything around it."""
 
     def __init__(self) -> None:
-        self.stored, self.clock, self.metrics = Stored(), TestClock(), Metrics()
+        self.stored, self.metrics = Stored(), Metrics()
+        self.clock = self.stored.clock
         self.gate = StartGate(RoomBook())
         self.out: list[int] = []
         self.feeder = Feeder(
@@ -64,9 +69,12 @@ class Fed:
 
 
 @asynccontextmanager
-async def feeding(*numbers: int, gate_open: bool = True) -> AsyncIterator[Fed]:
+async def feeding(
+    *numbers: int, gate_open: bool = True, due_at: Mapping[int, float] | None = None
+) -> AsyncIterator[Fed]:
     fed = Fed()
     fed.stored.add(*numbers)
+    fed.stored.due_at.update(due_at or {})
     if gate_open:
         fed.gate.open()
     task = asyncio.ensure_future(fed.feeder.run())
@@ -145,6 +153,19 @@ async def test_c2_an_absent_database_is_asked_again_with_back_off() -> None:
         await fed.clock.advance(30)
         await calm()
         assert fed.out == [1]
+
+
+async def test_c2_what_an_earlier_process_put_in_back_off_is_read_when_it_is_due() -> None:
+    """Found by the fault programme: without a timer of this process such sources waited for the next event."""
+    async with feeding(1, 2, 3, due_at={1: 2.0, 2: 40.0}) as fed:
+        assert fed.out == [3]
+        await fed.clock.advance(3)
+        await calm()
+        assert fed.out == [3, 1]
+        await fed.clock.advance(40)
+        await calm()
+        assert fed.out == [3, 1, 2]
+        assert fed.swept() == 0
 
 
 async def test_the_sweep_finds_what_nobody_was_woken_for_and_counts_it() -> None:
