@@ -229,15 +229,18 @@ class Database:
 
     async def rerun(self, name: str, body: Callable[[], Awaitable[T]]) -> T:
         """Run `body`, which opens the transaction `name`, again while the database says that nothing was written."""
+        try:
+            return await body()
+        except DatabaseUnavailable:
+            log.info("transaction_runs_again", transaction=name)
         async for attempt in AsyncRetrying(
             retry=retry_if_exception_type(DatabaseUnavailable),
-            stop=stop_after_attempt(_RERUN_ATTEMPTS),
+            stop=stop_after_attempt(_RERUN_ATTEMPTS - 1),
             wait=wait_random_exponential(multiplier=0.05, max=2),
             reraise=True,
         ):
             with attempt:
-                if attempt.retry_state.attempt_number > 1:
-                    self.metrics.db_retries.labels(name).inc()
+                self.metrics.db_retries.labels(name).inc()
                 return await body()
         raise AssertionError("unreachable")
 
