@@ -158,7 +158,21 @@ DEFAULT = EVERYTHING | {
     Scenario.EMPTY: Scope(max_hits=1, deep=frozenset({"tx.provision_account", "tx.admit", "hs.resolve_alias"})),
     Scenario.RESTART: Scope(max_hits=1),
     Scenario.ADOPT: Scope(max_hits=2, without=_START | _SIGNS),
-    Scenario.GAP: Scope(max_hits=2, without=_START | _SIGNS),
+    Scenario.GAP: Scope(
+        max_hits=2,
+        only=frozenset(
+            {
+                "hs.sync",
+                "hs.messages",
+                "tx.admit",
+                "tx.gap_page",
+                "tx.gap_close",
+                "tx.settle",
+                "tx.open_turn",
+                "tx.hand_off",
+            }
+        ),
+    ),
     Scenario.DM: Scope(only=frozenset({"hs.join", "tx.admit", "tx.invite_result", "tx.open_turn"})),
     Scenario.UNSENT: Scope(max_hits=4, only=frozenset({"hs.send", "tx.fail_delivery", "tx.ack_delivery"})),
     Scenario.DEFERRED: Scope(only=frozenset({"tx.record_failure"})),

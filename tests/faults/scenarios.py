@@ -3,6 +3,7 @@
 A scenario returns when its last message is written; the installation's `settle` waits and judges.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 from tests.faults.cases import TROUBLE, Case, Scenario
@@ -10,6 +11,7 @@ from tests.faults.installation import Installation
 
 GAP_MESSAGES = 110
 """More than a response of sync brings (100)."""
+_AT_ONCE = 22
 
 Play = Callable[[Installation, Case | None], Awaitable[None]]
 
@@ -72,8 +74,8 @@ async def _gap(inst: Installation, case: Case | None, scenario: Scenario) -> Non
     await _serving(inst)
     await inst.runtime.stop()
     await inst.ask()
-    for number in range(GAP_MESSAGES):
-        await inst.human.send(inst.room, f"talk {number}", mentions=[])
+    for start in range(0, GAP_MESSAGES, _AT_ONCE):
+        await asyncio.gather(*(inst.human.send(inst.room, f"talk {start + n}", mentions=[]) for n in range(_AT_ONCE)))
     await inst.ask()
     inst.runtime.arm(case, trouble=TROUBLE[scenario])
     await inst.runtime.start()
