@@ -139,24 +139,31 @@ class Streaming:
         """No more progress; waits a little for an edit that is on its way (E11)."""
         self._by_run.pop(stream.run, None)
         self._by_delivery.pop(stream.delivery, None)
-        if stream.in_flight is not None:
-            patience = asyncio.ensure_future(self._clock.sleep(IN_FLIGHT_PATIENCE_SECONDS))
-            try:
-                await asyncio.wait({stream.in_flight, patience}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                patience.cancel()
-        if stream.task is not None:
-            stream.task.cancel()
-            await asyncio.gather(stream.task, return_exceptions=True)
+        was_shown = stream.task is not None
+        await self._end_progress(stream)
+        if was_shown:
             self._metrics.edits_per_answer.observe(stream.edits)
+
+    async def _end_progress(self, stream: AnswerStream) -> None:
+        patience = asyncio.ensure_future(self._clock.sleep(IN_FLIGHT_PATIENCE_SECONDS))
+        try:
+            if stream.in_flight is not None:
+                await asyncio.wait({stream.in_flight, patience}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            patience.cancel()
+            # Also when we are cancelled while waiting: nothing may write into this answer any more.
+            if stream.task is not None:
+                stream.task.cancel()
+                await asyncio.gather(stream.task, return_exceptions=True)
 
     async def tell(self, stream: AnswerStream, text: str) -> None:
         """Replace the visible placeholder's text by a sentence of ours, once until other text is shown (C2).
 
-        Without a placeholder nothing happens.
+        Without a placeholder nothing happens; the run has failed, so its progress ends first.
         """
         if stream.event is not None and stream.delivery not in self._told:
             self._told.add(stream.delivery)
+            await self._end_progress(stream)
             await self._edit(stream, text)
 
     def forget(self, stream: AnswerStream) -> None:
