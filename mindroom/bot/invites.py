@@ -10,7 +10,7 @@ import structlog
 from mindroom.bot.gate import StartGate
 from mindroom.core.backoff import Backoff, backoff_seconds
 from mindroom.core.clock import Clock
-from mindroom.core.errors import DatabaseUnavailable, MatrixFailure, MatrixFailureClass
+from mindroom.core.errors import DependencyError, MatrixFailure, MatrixFailureClass
 from mindroom.core.ids import UserId
 from mindroom.core.ports import MembershipPort
 from mindroom.db.engine import Tx
@@ -49,7 +49,6 @@ class JoinWorker:
 
     def __post_init__(self) -> None:
         self._wake = asyncio.Event()
-        self._wake.set()
         self._rng = random.Random()
 
     def wake(self) -> None:
@@ -57,28 +56,38 @@ class JoinWorker:
         self._wake.set()
 
     async def run(self) -> None:
-        """Decide until cancelled. Raises FenceLost."""
+        """Decide until cancelled; nothing while the lease is in doubt (H2). Raises FenceLost."""
         await self.gate.opened()
         backoff = Backoff(0.5, 20.0)
         while True:
-            await self._wake.wait()
             self._wake.clear()
             try:
-                retry_in = [await self._decide(invite) for invite in await self.recovery.due_invites()]
+                waits = [await self._decide(invite) for invite in await self.recovery.invites()]
                 backoff.reset()
-            except DatabaseUnavailable:
-                self._wake.set()
+            except DependencyError:
                 await self.clock.sleep(backoff.next_seconds())
                 continue
-            if waits := [seconds for seconds in retry_in if seconds is not None]:
-                await self.clock.sleep(min(waits))
-                self._wake.set()
+            await self._rest(min((seconds for seconds in waits if seconds is not None), default=None))
+
+    async def _rest(self, seconds: float | None) -> None:
+        """Until membership changes, or until the next invitation is due, whoever put it off."""
+        sleeper = None if seconds is None else asyncio.ensure_future(self.clock.sleep(seconds))
+        waker = asyncio.ensure_future(self._wake.wait())
+        try:
+            await asyncio.wait({waker, *filter(None, [sleeper])}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waker.cancel()
+            if sleeper is not None:
+                sleeper.cancel()
 
     async def _decide(self, invite: Invite) -> float | None:
-        """Act on one invitation; returns when to try again, None when it is over."""
+        """Act on one invitation that is due; returns when to try again, None when it is over."""
+        if invite.due_in_seconds > 0:
+            return invite.due_in_seconds
         decision = decide_invite(invite.inviter, hearer=self.hearer)
         log.info("invite_decided", room=invite.room, decision=decision.value)
         try:
+            self.lease.effect_seconds()  # in doubt nobody joins or leaves: another process may decide otherwise (H2)
             if decision is InviteDecision.JOIN:
                 await self.membership.join(invite.room)
                 return None

@@ -229,11 +229,11 @@ SELECT room_id, epoch, membership, inviter, is_direct, joined_count, invited_cou
 -- For the book of rooms at lease take.
 SELECT room_id, type, state_key, sender, content FROM room_state WHERE principal = $1
 
--- name: due_invites
--- Invitations to decide now.
-SELECT room_id, inviter, invite_attempts FROM room_membership
-WHERE principal = $1 AND membership = 'invite'
-  AND (invite_next_attempt_at IS NULL OR invite_next_attempt_at <= mindroom_now())
+-- name: open_invites
+-- Invitations that wait for a decision, and when that may be tried.
+SELECT room_id, inviter, invite_attempts,
+       coalesce(greatest(extract(epoch FROM invite_next_attempt_at - mindroom_now()), 0), 0)::float8 AS due_in_seconds
+FROM room_membership WHERE principal = $1 AND membership = 'invite'
 
 -- name: invite_failed
 -- A join that did not work is tried again later (A9).

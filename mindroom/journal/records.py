@@ -232,6 +232,8 @@ class Invite:
     room: RoomId
     inviter: UserId
     attempts: int
+    due_in_seconds: float
+    """0 when it may be decided now."""
 
 
 Events = Sequence[JsonObject]

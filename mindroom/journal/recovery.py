@@ -74,10 +74,13 @@ class Recovery:
         """A page could not be read."""
         await tx.execute(SQL["gap_failed"], self.principal, gap.room, gap.to_token, code, delay_seconds, gap.epoch)
 
-    async def due_invites(self) -> list[Invite]:
-        """Invitations to decide now."""
-        rows = await self.database.fetch(SQL["due_invites"], self.principal)
-        return [Invite(RoomId(r["room_id"]), UserId(r["inviter"] or ""), r["invite_attempts"]) for r in rows]
+    async def invites(self) -> list[Invite]:
+        """Invitations that wait for a decision."""
+        rows = await self.database.fetch(SQL["open_invites"], self.principal)
+        return [
+            Invite(RoomId(r["room_id"]), UserId(r["inviter"] or ""), r["invite_attempts"], r["due_in_seconds"])
+            for r in rows
+        ]
 
     async def invite_failed(self, tx: Tx, room: RoomId, *, code: str, delay_seconds: float) -> None:
         """Try again later."""

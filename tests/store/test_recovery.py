@@ -126,14 +126,15 @@ async def invite(ledgers: Ledgers) -> None:
 async def test_an_invite_waits_with_back_off_until_it_is_decided(ledgers: Ledgers) -> None:
     """A9."""
     await invite(ledgers)
-    (due,) = await ledgers.recovery.due_invites()
-    assert (due.room, due.inviter, due.attempts) == (ROOM, ALICE, 0)
+    (due,) = await ledgers.recovery.invites()
+    assert (due.room, due.inviter, due.attempts, due.due_in_seconds) == (ROOM, ALICE, 0, 0)
     async with ledgers.lease.transaction("invite_result") as tx:
         await ledgers.recovery.invite_failed(tx, ROOM, code="server", delay_seconds=60)
-    assert await ledgers.recovery.due_invites() == []
+    (waiting,) = await ledgers.recovery.invites()
+    assert 50 < waiting.due_in_seconds <= 60
     await move_database_clock(ledgers.database, 61)
-    (due,) = await ledgers.recovery.due_invites()
-    assert due.attempts == 1
+    (due,) = await ledgers.recovery.invites()
+    assert (due.attempts, due.due_in_seconds) == (1, 0)
 
 
 async def test_a_refusal_is_final_until_a_new_invite(ledgers: Ledgers) -> None:
@@ -143,9 +144,9 @@ async def test_a_refusal_is_final_until_a_new_invite(ledgers: Ledgers) -> None:
         await ledgers.recovery.invite_failed(tx, ROOM, code="server", delay_seconds=60)
         await ledgers.recovery.invite_over(tx, ROOM, code="M_FORBIDDEN")
     await move_database_clock(ledgers.database, 3600)
-    assert await ledgers.recovery.due_invites() == []
+    assert await ledgers.recovery.invites() == []
     await invite(ledgers)
-    (due,) = await ledgers.recovery.due_invites()
+    (due,) = await ledgers.recovery.invites()
     assert due.attempts == 0
 
 
