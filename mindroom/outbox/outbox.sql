@@ -33,11 +33,12 @@ LEFT JOIN delivery_outbox i ON i.delivery_id = o.delivery_id AND i.stage = 'init
 WHERE o.principal = $1 AND o.delivery_id = $2 AND o.stage = $3
 
 -- name: claim
--- Freezes the payload under the current epoch of a room we are in (E1, F2).
+-- Freezes the payload under the current epoch of a room we are in (E1, F2); the same claim once more is no refusal.
 UPDATE delivery_outbox o SET state = 'claimed', wire = $4, edit_target = $5, device_id = $6, attempts = o.attempts + 1,
        claimed_at = mindroom_now(), last_attempt_at = mindroom_now()
 FROM room_membership m
-WHERE o.principal = $1 AND o.delivery_id = $2 AND o.stage = $3 AND o.state = 'queued'
+WHERE o.principal = $1 AND o.delivery_id = $2 AND o.stage = $3 
+  AND (o.state = 'queued' OR (o.state = 'claimed' AND o.wire = $4 AND o.edit_target IS NOT DISTINCT FROM $5))
   AND m.principal = o.principal AND m.room_id = o.room_id AND m.epoch = o.epoch AND m.membership = 'join'
 RETURNING o.delivery_id
 

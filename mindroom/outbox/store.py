@@ -124,7 +124,10 @@ class Outbox:
         )
 
     async def claim(self, tx: Tx, key: DeliveryKey, wire: WirePayload, *, edit_target: EventId | None) -> bool:
-        """Freeze the payload. False when the row is no longer queued or its epoch has ended (E1, F2)."""
+        """Freeze the payload. False when the row is no longer queued or its epoch has ended (E1, F2).
+
+        Repeating the claim is True again: a transaction whose fate could not be asked runs a second time.
+        """
         row = await tx.fetchrow(
             SQL["claim"],
             self.principal,

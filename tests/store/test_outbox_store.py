@@ -86,6 +86,16 @@ async def test_a_claim_freezes_payload_and_device_once(ledgers: Ledgers) -> None
     )
 
 
+async def test_the_same_claim_may_be_repeated(ledgers: Ledgers) -> None:
+    """K2: the commit's reply was lost and its fate could not be asked, so the transaction runs again."""
+    made = new(1)
+    await queue(ledgers, made)
+    assert await claim(ledgers, made, edit_target=OTHER)
+    assert await claim(ledgers, made, edit_target=OTHER)
+    await ack(ledgers, made)
+    assert not await claim(ledgers, made, edit_target=OTHER)
+
+
 @pytest.mark.parametrize(
     ("membership", "epoch"), [(Membership.LEAVE, 1), (Membership.INVITE, 1), (Membership.JOIN, 2), (Membership.BAN, 2)]
 )
