@@ -45,9 +45,12 @@ class Lanes:
 
     async def run(self, decide: Callable[[PendingSource], Awaitable[None]]) -> None:
         """Host the lanes' tasks until cancelled; `decide` gives each source its verdict."""
-        async with asyncio.TaskGroup() as tasks:
-            self._decide, self._tasks = decide, tasks
-            await asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._decide, self._tasks = decide, tasks
+                await asyncio.get_running_loop().create_future()
+        finally:
+            self._depth.set(0)  # what still waits stays owed, and the next service counts it anew
 
     async def _serve(self, key: ReceiptLaneKey, lane: _Lane) -> None:
         try:

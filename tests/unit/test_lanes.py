@@ -115,3 +115,14 @@ async def test_a_lost_fence_ends_its_lane_and_no_other() -> None:
         lanes.put(source(3))
         await calm()
         assert decided == [2, 3]
+
+
+async def test_a_service_that_ends_leaves_no_depth_behind() -> None:
+    """Sources that still waited are counted anew by the next service."""
+    gate = Gate()
+    async with running(gate) as (lanes, metrics):
+        for number in (1, 2, 3):
+            lanes.put(source(number))
+        await calm()
+        assert metrics.registry.get_sample_value("mindroom_lane_depth", {"principal": "agent"}) == 2
+    assert metrics.registry.get_sample_value("mindroom_lane_depth", {"principal": "agent"}) == 0
