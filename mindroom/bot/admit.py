@@ -138,7 +138,7 @@ class Admitter:
             for echo in reversed(echoes)
         }
         fresh = await self.outbox.acknowledge_echoes(tx, list(rows.values()))
-        answered = await self._answered_by_redacted(echoes)
+        answered = await self._answered_by_redacted(tx, echoes)
         for echo in echoes:
             if echo.stage is Stage.FINAL and echo.marker is not None:
                 answered.update(dict.fromkeys(echo.marker.sources, echo.marker.turn))
@@ -150,12 +150,12 @@ class Admitter:
         known = [(row.key, row.event_id) for row in rows.values()]
         tx.after_commit(lambda: self._seen(known, adopted=len(fresh)))
 
-    async def _answered_by_redacted(self, echoes: Sequence[Echo]) -> dict[EventId, TurnId | None]:
+    async def _answered_by_redacted(self, tx: Tx, echoes: Sequence[Echo]) -> dict[EventId, TurnId | None]:
         """A redacted FINAL names nothing any more; the turn it belongs to is found by its delivery id (A6)."""
         redacted = {echo.delivery for echo in echoes if echo.stage is Stage.FINAL and echo.marker is None}
         answered: dict[EventId, TurnId | None] = {}
-        for turn_id in await self.turns.open_turns() if redacted else []:
-            turn = await self.turns.require(turn_id)
+        for turn_id in await self.turns.open_turns(tx=tx) if redacted else []:
+            turn = await self.turns.require(turn_id, tx=tx)
             if answer_delivery_id(turn.turn_id, turn.generation) in redacted:
                 answered.update(dict.fromkeys(turn.events, turn.turn_id))
         return answered
@@ -196,6 +196,9 @@ class Admitter:
         """After the commit of a response or of a gap page: the feeder wakes, counters move."""
         if admitted.lowest_pending is not None:
             self.hooks.pending(admitted.lowest_pending)
+        if len(admitted.receipts) < len(admission.heard):
+            # What was known may come from a commit whose reply was lost, and with it the waking of its sources.
+            self.hooks.pending(OrderKey(0))
         for heard in admission.heard:
             if heard.event_id in admitted.receipts:
                 self.metrics.admitted_events.labels(heard.kind.value, heard.event_class.value).inc()

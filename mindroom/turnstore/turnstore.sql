@@ -57,7 +57,7 @@ FROM turns t JOIN turn_sources s USING (turn_id)
 WHERE t.principal = $1 AND t.turn_id = $2 ORDER BY s.ordinal
 
 -- name: open_turns
--- What a start of service finds unfinished (D2).
+-- Turns without an end, oldest first: one of them may belong to a FINAL that was redacted (A6).
 SELECT turn_id FROM turns WHERE principal = $1 AND state = 'open' ORDER BY opened_at, turn_id
 
 -- name: conversation_answers
