@@ -158,6 +158,7 @@ DEFAULT = EVERYTHING | {
     Scenario.EMPTY: Scope(max_hits=1, deep=frozenset({"tx.provision_account", "tx.admit", "hs.resolve_alias"})),
     Scenario.RESTART: Scope(max_hits=1),
     Scenario.ADOPT: Scope(max_hits=2, without=_START | _SIGNS),
+    Scenario.DRAIN: Scope(without=frozenset({"hs.sync"})),
     Scenario.GAP: Scope(
         max_hits=2,
         only=frozenset(

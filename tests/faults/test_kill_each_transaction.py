@@ -10,8 +10,10 @@ from tests.conftest import REPOSITORY
 from tests.faults.births import Executing
 from tests.faults.cases import KINDS, Case, Scenario
 from tests.faults.driver import Driver, Outcome
+from tests.faults.oracle import Breach
 from tests.faults.report import describe, last_line
 from tests.faults.world import open_world
+from tests.support.matrix_human import Event, MatrixHuman
 
 SLOTS = 4
 WHERE = {
@@ -68,3 +70,27 @@ async def test_a_kill_after_each_commit_loses_nothing_and_doubles_nothing(tmp_pa
     assert all(-9 in outcome.exits for outcome in outcomes), "the kill is noticed by the exit code"
     assert last_line(outcomes) == f"points {len(WHERE)} runs {len(WHERE)} lost 0 doubled 0 stray 0"
     assert len(told) == len(cases)
+
+
+@pytest.mark.kill
+async def test_a_run_whose_room_shows_a_second_answer_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """K1: the driver notices a broken promise and tells how to see it again."""
+    honest = MatrixHuman.seen
+
+    def doubling(human: MatrixHuman, room: str) -> list[Event]:
+        events = honest(human, room)
+        said = [event for event in events if "m.relates_to" in event["content"] and event["sender"] != human.user_id]
+        return [*events, *({**event, "event_id": f"{event['event_id']}-again"} for event in said)]
+
+    monkeypatch.setattr(MatrixHuman, "seen", doubling)
+    async with open_world(Executing()) as world:
+        driver = Driver(world, slots=1, logs=tmp_path, tell=lambda _outcome: None)
+        try:
+            (outcome,) = await driver.run([Case.parse("answer:tx.hand_off:after:1:kill")])
+        finally:
+            await driver.close()
+    assert outcome.struck
+    assert {finding.breach for finding in outcome.findings} >= {Breach.DOUBLED}
+    assert "python -m tests.faults --only answer:tx.hand_off:after:1:kill" in describe(outcome)
+    assert {file.name for file in (outcome.logs or tmp_path).iterdir()} == {"runtime.log", "record", "room.txt"}
+    assert not last_line([outcome]).endswith("lost 0 doubled 0 stray 0")
