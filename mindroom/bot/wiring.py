@@ -116,6 +116,7 @@ def wire(agent: EffectiveAgent, lease: Lease, *, ledgers: Ledgers, edges: Edges,
     saying = _saying(agent, lease, ledgers=ledgers, edges=edges, gate=gate, needs=needs)
     lanes = Lanes(lease.principal, metrics=metrics, name=agent.name)
     feeder = Feeder(ledgers.journal, gate=gate, put=lanes.put, clock=clock, metrics=metrics, name=agent.name)
+    release = TurnRelease(ledgers.turns, ledgers.outbox, saying.worker, running)
     controller = _controller(
         agent,
         lease,
@@ -124,6 +125,7 @@ def wire(agent: EffectiveAgent, lease: Lease, *, ledgers: Ledgers, edges: Edges,
         configured=configured,
         runner=saying.runner,
         running=running,
+        release=release,
         feeder=feeder,
         needs=needs,
     )
@@ -138,7 +140,7 @@ def wire(agent: EffectiveAgent, lease: Lease, *, ledgers: Ledgers, edges: Edges,
         turns=ledgers.turns,
         outbox=ledgers.outbox,
         worker=saying.worker,
-        release=TurnRelease(ledgers.turns, ledgers.outbox, saying.worker, running),
+        release=release,
         metrics=metrics,
         hooks=AdmissionHooks(pending=feeder.wake, held=gate.hold_also, gaps=gap_found.set, invites=joins.wake),
     )
@@ -210,6 +212,7 @@ def _controller(
     configured: set[RoomId],
     runner: ResponseRunner,
     running: RunningTurns,
+    release: TurnRelease,
     feeder: Feeder,
     needs: BotNeeds,
 ) -> TurnController:
@@ -229,7 +232,9 @@ def _controller(
         policy=TurnPolicy(),
         intents=IntentBuilder(ledgers.turns, ledgers.projection),
         runner=runner,
-        ignored=IgnoredSources(lease, journal=ledgers.journal, clock=needs.clock, settled=feeder.settled),
+        ignored=IgnoredSources(
+            lease, journal=ledgers.journal, release=release, clock=needs.clock, settled=feeder.settled
+        ),
         running=running,
         thread_mode=agent.thread_mode,
         clock=needs.clock,

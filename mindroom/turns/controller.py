@@ -143,7 +143,7 @@ class TurnController:
     def _ignore(self, source: PendingSource, verdict: Verdict) -> None:
         self._metrics.verdicts.labels(verdict.action.value, verdict.reason.value).inc()
         log.info("source_ignored", receipt=source.receipt, reason=verdict.reason.value)
-        self._ignored.add(source.receipt, verdict)
+        self._ignored.add(source, verdict)
 
     # ---- executing, in the conversation --------------------------------------------------------------------------
     async def run(self) -> None:

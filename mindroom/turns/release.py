@@ -30,7 +30,10 @@ class TurnRelease:
     running: RunningTurns
 
     async def sources_gone(self, tx: Tx, events: Sequence[EventId], *, outcome: str) -> None:
-        """These sources have just been settled as `outcome` (redacted, departed, answered)."""
+        """These sources have just been settled; a turn that has none left ends as `outcome`.
+
+        `redacted`, `departed` and `answered` also stop a run of theirs; `failed` is for what may no longer be answered.
+        """
         if not events:
             return
         losing = await self.turns.losing(tx, events)
@@ -42,7 +45,8 @@ class TurnRelease:
                     await self._withdraw(tx, placeholder)
         if shrunk := [turn.turn_id for turn in losing if not turn.is_bare]:
             await self.turns.drop_sources(tx, shrunk, events)
-        tx.after_commit(lambda: self.running.cancel(events, _CAUSES[outcome]))
+        if (cause := _CAUSES.get(outcome)) is not None:
+            tx.after_commit(lambda: self.running.cancel(events, cause))
 
     async def _withdraw(self, tx: Tx, placeholder: ClosedPlaceholder) -> None:
         key = DeliveryKey(placeholder.delivery, Stage.FINAL)
