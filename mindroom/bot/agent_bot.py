@@ -9,6 +9,7 @@ import structlog
 from mindroom.bot.edges import Edges
 from mindroom.bot.wiring import BotNeeds, Ledgers, Services, wire
 from mindroom.config import EffectiveAgent
+from mindroom.core.blame import leaf
 from mindroom.core.errors import FenceLost
 from mindroom.db.lease import Lease
 
@@ -57,7 +58,8 @@ class AgentBot:
             if signals[1] in done:
                 raise FenceLost(f"lease of {self._agent.name} was lost")
             for task in done:
-                task.result()
+                if (error := task.exception()) is not None:
+                    raise leaf(error)
         finally:
             await _ended([*signals, *rooms, *intake, *work])
             await services.signs.close()

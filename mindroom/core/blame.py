@@ -3,6 +3,13 @@
 import traceback
 
 
+def leaf(error: BaseException) -> BaseException:
+    """What a group of tasks really failed of: its first error that is no group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 def blame(error: BaseException) -> str:
     """`KeyError at resolver.py:12 in snapshot <- ...`, cause by cause."""
     parts: list[str] = []
