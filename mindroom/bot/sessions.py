@@ -7,10 +7,11 @@ import structlog
 
 from mindroom.bot.edges import Connect
 from mindroom.config import Account, EffectiveAgent, resolve_secret
-from mindroom.core.errors import UserError
+from mindroom.core.errors import MatrixFailure, UserError
 from mindroom.core.ids import DeviceId
 from mindroom.db.principals import PrincipalStore, StoredPrincipal
 from mindroom.matrix.accounts import AccountSession, Credentials, ensure_account, log_in, whoami
+from mindroom.matrix.failures import SoftLogout
 
 log = structlog.get_logger(__name__)
 
@@ -47,11 +48,12 @@ class Sessions:
         log.info("account_ready", principal=agent.name, user_id=session.user_id, device=session.device_id)
         return session
 
-    async def renew(self, agent: EffectiveAgent) -> None:
-        """The homeserver no longer knows the session: the next login is a new device (B5, R7)."""
+    async def renew(self, agent: EffectiveAgent, *, after: MatrixFailure) -> None:
+        """The token is dead. After a soft logout the next login keeps the device, else it is a new one (B5, R7)."""
         stored = await self.store.load(agent.name)
         if stored is not None:
-            await self.store.new_device(stored.principal, device_id=draw_device_id())
+            device = stored.device_id if isinstance(after, SoftLogout) else draw_device_id()
+            await self.store.forget_token(stored.principal, device_id=device)
 
     async def _log_in(self, agent: EffectiveAgent, stored: StoredPrincipal) -> AccountSession:
         account = agent.account

@@ -126,7 +126,7 @@ class Supervisor:
         await self._note(agent, status, code)
         if failure.errcode == "M_UNKNOWN_TOKEN":
             try:
-                await self.sessions.renew(agent)
+                await self.sessions.renew(agent, after=failure)
             except DependencyError as error:
                 log.warning("session_not_renewed", principal=agent.name, code=error.code)
 

@@ -78,10 +78,10 @@ class PrincipalStore:
         async with self.database.transaction("provision_account") as tx:
             await tx.execute(SQL["save_session"], principal, device_id, sealed)
 
-    async def new_device(self, principal: PrincipalId, *, device_id: DeviceId) -> None:
+    async def forget_token(self, principal: PrincipalId, *, device_id: DeviceId) -> None:
         """Forget a dead session; the next login uses this device."""
         async with self.database.transaction("provision_account") as tx:
-            await tx.execute(SQL["new_device"], principal, device_id)
+            await tx.execute(SQL["forget_token"], principal, device_id)
 
     async def note_health(self, name: PrincipalName, *, reason: str | None) -> None:
         """Why the principal is not served, for operators; a code or a sentence of ours, never a text of others."""

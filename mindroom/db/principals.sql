@@ -16,8 +16,8 @@ SELECT principal, name, user_id, device_id, password_sealed, access_token_sealed
 -- The device and token of a login.
 UPDATE principals SET device_id = $2, access_token_sealed = $3, unhealthy_reason = NULL WHERE principal = $1
 
--- name: new_device
--- The device is gone: the next login draws another.
+-- name: forget_token
+-- The session is dead: the next login uses this device, the same one or another.
 UPDATE principals SET device_id = $2, access_token_sealed = NULL WHERE principal = $1
 
 -- name: unhealthy
