@@ -12,6 +12,7 @@ from mindroom.bot.edges import Edges
 from mindroom.bot.gate import StartGate
 from mindroom.config import EffectiveAgent, EffectiveRoom
 from mindroom.core.backoff import Backoff
+from mindroom.core.blame import blame
 from mindroom.core.clock import Clock
 from mindroom.core.errors import MatrixFailure, UserError
 from mindroom.core.ids import RoomId, UserId
@@ -48,6 +49,8 @@ class RoomProvisioner:
                     continue
             except (MatrixFailure, UserError) as error:
                 log.warning("room_not_provisioned", principal=self.agent.name, code=error.code, reason=str(error))
+            except Exception as error:  # nobody waits for this service, so nobody else would tell
+                log.error("room_not_provisioned", principal=self.agent.name, error=blame(error))
             await self.clock.sleep(backoff.next_seconds())
 
     async def _provide(self, room: EffectiveRoom) -> bool:

@@ -1,0 +1,38 @@
+"""RoomProvisioner: whatever goes wrong, the rooms are tried again."""
+
+import asyncio
+from typing import cast
+
+from mindroom.bot.edges import Edges
+from mindroom.bot.gate import StartGate
+from mindroom.bot.rooms import RoomProvisioner
+from mindroom.core.clock import TestClock
+from mindroom.journal.rooms import RoomBook
+from tests.support.spine import spine_config
+
+
+class SurprisingEdges:
+    """Fails once as nobody foresaw."""
+
+    named: str | None = None
+    surprised = False
+
+    async def set_display_name(self, name: str) -> None:
+        if not self.surprised:
+            self.surprised = True
+            raise KeyError(name)
+        self.named = name
+
+
+async def test_an_unforeseen_error_is_tried_again() -> None:
+    """E12: nobody waits for this service, so it must not end in silence."""
+    config, clock, gate, edges = spine_config(), TestClock(), StartGate(RoomBook()), SurprisingEdges()
+    gate.open()
+    agent = config.agents[0]
+    rooms = RoomProvisioner(agent, config.agents, (), cast("Edges", edges), gate, set(), clock)
+    task = asyncio.ensure_future(rooms.run())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    await clock.advance(1)
+    await asyncio.wait_for(task, 5)
+    assert edges.named == agent.display_name
