@@ -10,8 +10,6 @@ class CancelCause(StrEnum):
     REDACTION = "redaction"
     DEPARTURE = "departure"
     ANSWERED = "answered"
-    SHUTDOWN = "shutdown"
-    LEASE_LOST = "lease_lost"
 
 
 class CancelScope:

@@ -65,9 +65,6 @@ class Metrics:
         self.dispatch_seconds = histogram("dispatch_seconds", "Admission to verdict.")
         self.lane_depth = gauge("lane_depth", "Sources waiting in lanes.", "principal")
         self.verdicts = counter("verdicts", "Policy verdicts.", "action", "reason")
-        self.first_visible_seconds = histogram(
-            "first_visible_seconds", "Admission to the first visible event of the answer.", buckets=_HUMAN
-        )
         self.turn_seconds = histogram("turn_seconds", "Opening to closing of a turn.", "outcome", buckets=_HUMAN)
         self.model_seconds = histogram("model_seconds", "One model attempt.", buckets=_HUMAN)
         self.model_tokens = counter("model_tokens", "Tokens as the provider counts them.", "direction")

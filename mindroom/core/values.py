@@ -55,10 +55,6 @@ class Conversation:
         """The thread as storage writes it: '' for the main timeline."""
         return self.thread or THREAD_MAIN
 
-    @classmethod
-    def from_storage(cls, room: RoomId, thread: EventId) -> "Conversation":
-        return cls(room, thread or None)
-
 
 @dataclass(frozen=True, slots=True)
 class ResponseLifecycleKey:

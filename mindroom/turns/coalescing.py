@@ -52,11 +52,6 @@ class ConversationQueue:
         self._held: set[Receipt] = set()
         self._running: Batch | None = None
 
-    @property
-    def is_idle(self) -> bool:
-        """True when nothing runs and nothing waits."""
-        return not self._held
-
     def put(self, ingress: PreparedIngress, *, reason: Reason) -> None:
         """Add a source; one that already waits or runs is not added again (A2)."""
         if ingress.receipt not in self._held:
