@@ -1,9 +1,13 @@
-"""Signs of life while a turn runs: a read receipt at its start, typing while it lasts. Best effort, never journaled."""
+"""Signs of life while a turn runs: a read receipt, and typing while it lasts. Best effort, never journaled.
+
+An answer that is ready within the delay is its own sign; that saves three requests for each message.
+"""
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 from mindroom.core.clock import Clock
 from mindroom.core.ids import EventId, RoomId
@@ -12,8 +16,8 @@ from mindroom.core.values import MessageTarget
 
 TYPING_RENEWAL_SECONDS = 20.0
 TYPING_SECONDS = 30.0
-TYPING_DELAY_SECONDS = 0.3
-"""An answer that is ready sooner needs no sign; it saves two requests."""
+SIGN_DELAY_SECONDS = 0.3
+"""As long as a placeholder waits."""
 
 
 class WorkingSigns:
@@ -24,39 +28,46 @@ class WorkingSigns:
         self._clock = clock
         self._running: Counter[RoomId] = Counter()
         self._typing: dict[RoomId, asyncio.Task[None]] = {}
-        self._receipts: set[asyncio.Task[None]] = set()
+        self._last: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def shown(self, target: MessageTarget, *, anchor: EventId) -> AsyncIterator[None]:
         """While the body runs, the room sees that its message was read and is being answered."""
         room = target.room
-        receipt = asyncio.create_task(self._attention.read(room, anchor, thread=target.thread))
-        self._receipts.add(receipt)
-        receipt.add_done_callback(self._receipts.discard)
+        reading = asyncio.create_task(self._read(target, anchor))
         self._running[room] += 1
         if self._running[room] == 1:
             self._typing[room] = asyncio.create_task(self._type(room))
         try:
             yield
         finally:
+            reading.cancel()
             self._running[room] -= 1
             if self._running[room] == 0:
                 del self._running[room]
                 self._typing.pop(room).cancel()
 
+    async def _read(self, target: MessageTarget, anchor: EventId) -> None:
+        await self._clock.sleep(SIGN_DELAY_SECONDS)
+        self._send(self._attention.read(target.room, anchor, thread=target.thread))
+
+    def _send(self, sign: Coroutine[Any, Any, None]) -> None:
+        """On its way whatever becomes of the turn."""
+        sending = asyncio.create_task(sign)
+        self._last.add(sending)
+        sending.add_done_callback(self._last.discard)
+
     async def _type(self, room: RoomId) -> None:
-        await self._clock.sleep(TYPING_DELAY_SECONDS)
+        await self._clock.sleep(SIGN_DELAY_SECONDS)
         try:
             while True:
                 await self._attention.typing(room, seconds=TYPING_SECONDS)
                 await self._clock.sleep(TYPING_RENEWAL_SECONDS)
         except asyncio.CancelledError:
-            stop = asyncio.create_task(self._attention.typing(room, seconds=0))
-            self._receipts.add(stop)
-            stop.add_done_callback(self._receipts.discard)
+            self._send(self._attention.typing(room, seconds=0))
             raise
 
     async def close(self) -> None:
         """Let the last signs go out."""
-        if self._receipts:
-            await asyncio.wait(self._receipts, timeout=2)
+        if self._last:
+            await asyncio.wait(self._last, timeout=2)

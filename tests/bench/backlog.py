@@ -1,6 +1,8 @@
 """Start with 10,000 pending sources: from the opening of the gate until the first source has its verdict (C3)."""
 
+import asyncio
 import json
+import time
 from datetime import datetime
 from typing import Any
 
@@ -23,9 +25,9 @@ async def measure(stage: Stage) -> dict[str, Any]:
     await _fill(stage)
     stage.start_runtime()
     await stage.wait_ready()
-    opened = _first(stage, "gate_opened")
-    decided = _first(stage, "source_ignored", "turn_closed")
-    started = _first(stage, "lease_taken")
+    decided = await _first(stage, "source_ignored", "turn_closed")
+    opened = await _first(stage, "gate_opened")
+    started = await _first(stage, "lease_taken")
     return {
         "pending": PENDING,
         "gate_to_first_verdict_s": round((decided - opened).total_seconds(), 3),
@@ -55,8 +57,11 @@ async def _fill(stage: Stage) -> None:
         await database.close()
 
 
-def _first(stage: Stage, *events: str) -> datetime:
-    for line in stage.log.read_text().splitlines():
-        if line.startswith("{") and (entry := json.loads(line)).get("event") in events:
-            return datetime.fromisoformat(entry["timestamp"])
-    raise RuntimeError(f"the runtime logged none of {events}")
+async def _first(stage: Stage, *events: str) -> datetime:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for line in stage.log.read_text().splitlines():
+            if line.startswith("{") and line.endswith("}") and (entry := json.loads(line)).get("event") in events:
+                return datetime.fromisoformat(entry["timestamp"])
+        await asyncio.sleep(0.1)
+    raise RuntimeError(f"the runtime logged none of {events}:\n{stage.log.read_text()[-2000:]}")
