@@ -46,7 +46,7 @@ class DeliveryMarker:
 def read_marker(content: Mapping[str, Any]) -> DeliveryMarker | None:
     """The marker at the top of a content, or None when there is none or it is malformed."""
     raw = content.get(DELIVERY_KEY)
-    if not isinstance(raw, Mapping):
+    if not isinstance(raw, dict):
         return None
     sources = raw.get("sources", [])
     if not isinstance(sources, list):
@@ -66,7 +66,7 @@ def read_marker(content: Mapping[str, Any]) -> DeliveryMarker | None:
 def relation(content: Mapping[str, Any]) -> Mapping[str, Any]:
     """`m.relates_to` when it is an object, else an empty one."""
     value = content.get("m.relates_to")
-    return value if isinstance(value, Mapping) else {}
+    return value if isinstance(value, dict) else {}
 
 
 MAX_ID_BYTES: Final = 255
@@ -97,7 +97,7 @@ def thread_root(content: Mapping[str, Any]) -> EventId | None:
 def replied_event(content: Mapping[str, Any]) -> EventId | None:
     """The event this content replies to, fallback replies of thread messages included."""
     reply = relation(content).get("m.in_reply_to")
-    target = identifier(reply.get("event_id")) if isinstance(reply, Mapping) else ""
+    target = identifier(reply.get("event_id")) if isinstance(reply, dict) else ""
     return EventId(target) if target else None
 
 
@@ -109,7 +109,7 @@ def is_fallback_reply(content: Mapping[str, Any]) -> bool:
 def mentioned_users(content: Mapping[str, Any]) -> frozenset[UserId] | None:
     """User ids of `m.mentions`; None when the field is absent (an empty field decides too)."""
     raw = content.get("m.mentions")
-    if not isinstance(raw, Mapping):
+    if not isinstance(raw, dict):
         return None
     users = raw.get("user_ids")
     return frozenset(UserId(u) for u in users if isinstance(u, str)) if isinstance(users, list) else frozenset()

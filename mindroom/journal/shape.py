@@ -17,7 +17,7 @@ MAX_DEPTH = 64
 
 def as_object(value: Any) -> Mapping[str, Any]:
     """An object, empty for anything else."""
-    return value if isinstance(value, Mapping) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def as_objects(value: Any) -> list[JsonObject]:
@@ -62,7 +62,7 @@ def leaves(event: JsonObject, me: UserId) -> bool:
 
 def event_kind(event: Mapping[str, Any]) -> EventKind:
     """What kind of event this is, from its shape alone."""
-    if not isinstance(event.get("content"), Mapping) or not identifier(event.get("sender")):
+    if not isinstance(event.get("content"), dict) or not identifier(event.get("sender")):
         return EventKind.UNREADABLE
     if not is_shallow(event, MAX_DEPTH):
         return EventKind.UNREADABLE
@@ -87,11 +87,17 @@ def event_kind(event: Mapping[str, Any]) -> EventKind:
 
 def is_shallow(value: Any, depth: int) -> bool:
     """True when objects and lists are nested at most `depth` deep."""
-    if isinstance(value, dict):
-        return depth > 0 and all(is_shallow(item, depth - 1) for item in value.values())
-    if isinstance(value, list):
-        return depth > 0 and all(is_shallow(item, depth - 1) for item in value)
-    return True
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(depth):
+        if not level:
+            return True
+        level = [
+            item
+            for container in level
+            for item in (container.values() if isinstance(container, dict) else container)
+            if isinstance(item, dict | list)
+        ]
+    return not level
 
 
 def origin_ts(event: Mapping[str, Any]) -> int | None:
