@@ -101,7 +101,9 @@ async def admitter_for(lease: Lease, clock: SystemClock) -> Admitter:
     return Admitter(
         lease=lease,
         hearer=Hearer(
-            UserId("@bot:localhost"), frozenset({UserId("@bot:localhost")}), frozenset({UserId("@alice:localhost")})
+            UserId("@bot:localhost"),
+            frozenset({UserId("@bot:localhost")}),
+            frozenset({UserId("@alice:localhost"), UserId("@human:localhost")}),
         ),
         book=ledgers.book,
         journal=ledgers.journal,
