@@ -104,7 +104,8 @@ class Admitter:
         )
         if redactions:
             events = [redaction.target for redaction in redactions]
-            gone = await self.journal.settle(tx, events, outcome="redacted")
+            rooms = [redaction.room for redaction in redactions]
+            gone = await self.journal.settle(tx, events, outcome="redacted", rooms=rooms)
             await self.release.sources_gone(tx, gone, outcome="redacted")
         return admitted
 

@@ -46,6 +46,8 @@ class Feeder:
         self._metrics = metrics
         self._name = name
         self._cursor: tuple[OrderKey, int] = _START
+        self._woken: tuple[OrderKey, int] | None = None
+        """Lowest key told since the running read began; the read may have passed it."""
         self._wake = asyncio.Event()
         self._wake.set()
         self._held: set[Receipt] = set()
@@ -55,12 +57,15 @@ class Feeder:
 
     def wake(self, key: OrderKey) -> None:
         """There is pending work at `key` or later."""
-        self._cursor = min(self._cursor, (key, -1))
-        self._wake.set()
+        self._go_back((key, -1))
 
     def wake_all(self) -> None:
         """Anything may be readable now, for example because a room is no longer held."""
-        self._cursor = _START
+        self._go_back(_START)
+
+    def _go_back(self, to: tuple[OrderKey, int]) -> None:
+        self._cursor = min(self._cursor, to)
+        self._woken = to if self._woken is None else min(self._woken, to)
         self._wake.set()
 
     def returned(self, receipt: Receipt, key: OrderKey, due_in_seconds: float | None) -> None:
@@ -101,14 +106,14 @@ class Feeder:
                 await self._clock.sleep(backoff.next_seconds())
 
     async def _read_page(self) -> None:
-        asked = self._cursor
+        asked, self._woken = self._cursor, None
         page = await self._journal.pending_page(
             asked[0], asked[1], held_rooms=sorted(self._gate.held_rooms), limit=PAGE
         )
         if page:
             last = (page[-1].order_key, int(page[-1].receipt))
-            # A commit may have moved the cursor back while the page was read; then its key stays.
-            self._cursor = last if self._cursor == asked else min(self._cursor, last)
+            # What was told while the page was read may lie before its end: then the next page begins there.
+            self._cursor = last if self._woken is None else min(last, self._woken)
         self._hand_out(page)
         if len(page) == PAGE:
             self._wake.set()

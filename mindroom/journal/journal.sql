@@ -129,9 +129,10 @@ WITH named AS (
 SELECT event_id FROM gone
 
 -- name: settle_events
--- Takes sources off the pending list by event id with one outcome; returns what was owed.
+-- Takes sources off the pending list by event id, and room where one is given; returns what was owed.
 WITH gone AS (
     DELETE FROM journal_pending q WHERE q.principal = $1 AND q.event_id = ANY($2::text[])
+      AND ($5::text[] IS NULL OR (q.room_id, q.event_id) IN (SELECT * FROM unnest($5::text[], $2::text[])))
     RETURNING q.receipt, q.event_id
 ), settled AS (
     INSERT INTO journal_settlements (receipt, outcome, turn_id) SELECT receipt, $3, $4 FROM gone ON CONFLICT DO NOTHING

@@ -168,10 +168,21 @@ class Journal:
         return {EventId(row["event_id"]) for row in rows}
 
     async def settle(
-        self, tx: Tx, events: Sequence[EventId], *, outcome: str, turn: TurnId | None = None
+        self,
+        tx: Tx,
+        events: Sequence[EventId],
+        *,
+        outcome: str,
+        turn: TurnId | None = None,
+        rooms: Sequence[RoomId] | None = None,
     ) -> list[EventId]:
-        """Take sources off the pending list; returns those that were owed."""
-        rows = await tx.fetch(SQL["settle_events"], self.principal, list(events), outcome, turn)
+        """Take sources off the pending list; returns those that were owed.
+
+        `rooms`, one for each event, are given where strangers name the events: a redaction reaches its own room only.
+        """
+        rows = await tx.fetch(
+            SQL["settle_events"], self.principal, list(events), outcome, turn, None if rooms is None else list(rooms)
+        )
         return [EventId(row["event_id"]) for row in rows]
 
     async def settle_ignored(self, tx: Tx, outcomes: Sequence[tuple[Receipt, str]]) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from mindroom.core.backoff import Backoff
+from mindroom.core.blame import blame
 from mindroom.core.clock import Clock
 from mindroom.core.content import JsonObject, as_edit
 from mindroom.core.errors import (
@@ -208,9 +209,13 @@ class OutboxWorker:
     async def _deliver(self, key: DeliveryKey, claimed: Claimed | None) -> None:
         """Until this delivery is said, can never be said, or has to wait for sync."""
         backoff = Backoff(FIRST_RETRY_SECONDS, RETRY_CAP_SECONDS)
+        broken: str | None = None
         try:
             while True:
                 try:
+                    if broken is not None:
+                        await self._finish("fail_delivery", key, code=broken)
+                        return
                     ready = claimed or await self._prepare(key)
                     claimed = None  # before each further attempt row and gate are asked again
                     if ready is None or await self._attempt(ready):
@@ -219,6 +224,12 @@ class OutboxWorker:
                     raise
                 except DependencyError as error:
                     log.info("delivery_waits", delivery=str(key.delivery), code=error.code)
+                    if error.retry_class is RetryClass.PERMANENT:
+                        broken = error.code
+                except Exception as error:
+                    # One row that cannot be read or frozen must not end the service of its principal.
+                    log.error("delivery_broken", delivery=str(key.delivery), error=blame(error))
+                    broken = type(error).__name__
                 await self._clock.sleep(max(self._pause.seconds_left, backoff.next_seconds()))
         finally:
             if key not in self._timers:

@@ -200,7 +200,8 @@ class TurnController:
             again = self._count_failure(sources) > 1
             self._hand_back(sources, delay_seconds=self._delay(sources) if again else 0.0)
         except asyncio.CancelledError:
-            if scope.cause is None:
+            current = asyncio.current_task()
+            if scope.cause is None or (current is not None and current.cancelling()):
                 run.cancel()
                 await asyncio.gather(run, return_exceptions=True)
                 raise

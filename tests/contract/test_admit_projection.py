@@ -3,7 +3,7 @@ reducer's way give the same rows (A4, A10)."""
 
 from itertools import permutations
 
-from tests.support.events import ALICE, BOB, Event, edit, message, redaction
+from tests.support.events import ALICE, BOB, OTHER_ROOM, ROOM, Event, edit, message, redaction
 from tests.support.spine import Spine, open_spine
 
 
@@ -50,3 +50,18 @@ async def test_a4_a_late_original_of_a_redacted_event_is_never_shown(database_ds
         await spine.hear(message("$same", body="gone"), redaction("$r2", "$same"))
         assert await _bodies(spine) == {"$kept": "kept"}
         assert await spine.outcome("$late") == "redacted"
+
+
+async def test_a4_a_redaction_reaches_its_own_room_only(database_dsn: str) -> None:
+    """A4: somebody in another room names a message of this one."""
+    async with open_spine(database_dsn) as spine:
+        await spine.start()
+        spine.answer(spine.room_batch(ROOM, OTHER_ROOM))
+        await spine.settle()
+        spine.model.go.clear()
+        await spine.hear(message("$1"))
+        await spine.hear(redaction("$r1", "$1", sender=BOB), room=OTHER_ROOM)
+        assert await spine.outcome("$1") is None
+        spine.model.go.set()
+        await spine.advance(5)
+        assert spine.finals() == [["$1"]]

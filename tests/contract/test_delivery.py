@@ -416,3 +416,21 @@ async def test_f2_nothing_of_an_ended_epoch_is_sent(database_dsn: str) -> None:
         await spine.hear(message("$2"))
         await spine.advance(1)
         assert spine.finals() == [["$2"]]
+
+
+async def test_a_row_that_cannot_be_read_fails_alone(database_dsn: str) -> None:
+    """E6: what is stored wrongly is failed with its kind, and the room's next answer goes out."""
+    async with serving(database_dsn) as spine:
+        spine.gateway.held["initial"] = held = asyncio.Event()
+        spine.model.go.clear()
+        await spine.hear(message("$1"))
+        await spine.advance(1)
+        spine.model.go.set()
+        await spine.advance(1)
+        await spine.rows("UPDATE delivery_outbox SET content = '[1]' WHERE stage = 'final'")
+        held.set()
+        await spine.advance(30)
+        assert await spine.value("SELECT state FROM delivery_outbox WHERE stage = 'final'") == "failed"
+        await spine.hear(message("$2"))
+        await spine.advance(5)
+        assert spine.finals() == [["$2"]]

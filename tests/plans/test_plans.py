@@ -177,7 +177,7 @@ async def test_open_turns_are_found_without_the_closed_ones(database: Database) 
 
 
 async def test_settling_and_marking_find_sources_by_event(database: Database) -> None:
-    settle = await plan(database, JOURNAL["settle_events"], 1, ["$e19000", "$e19001"], "answered", None)
+    settle = await plan(database, JOURNAL["settle_events"], 1, ["$e19000", "$e19001"], "answered", None, None)
     assert "journal_pending_event" in settle.indexes()
     marks = await plan(database, JOURNAL["mark_answered"], 1, ["$e19000", "$e19001"], [None, None])
     assert "journal_pending_event" in marks.indexes()

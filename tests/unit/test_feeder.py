@@ -191,3 +191,23 @@ async def test_a_source_returned_after_the_end_stays_owed() -> None:
         pass
     fed.feeder.returned(fed.stored.rows[1].receipt, OrderKey(1), 5.0)
     assert fed.out == [1]
+
+
+async def test_what_is_told_while_a_page_is_read_is_not_passed_over() -> None:
+    """A commit lands behind the cursor but before the end of the page on its way: the next page begins there."""
+    async with feeding(10) as fed:
+        await calm()
+        read = fed.stored.pending_page
+
+        async def slow_page(*args: object, **options: object) -> list[PendingSource]:
+            page = await read(*args, **options)  # type: ignore[arg-type]
+            if 200 in [row.receipt for row in page]:
+                fed.stored.add(50)
+                fed.feeder.wake(OrderKey(50))
+            return page
+
+        fed.stored.pending_page = slow_page  # type: ignore[method-assign, assignment]
+        fed.stored.add(200)
+        fed.feeder.wake(OrderKey(200))
+        await calm()
+        assert sorted(fed.out) == [10, 50, 200]
