@@ -148,9 +148,3 @@ class Membership(StrEnum):
     INVITE = "invite"
     LEAVE = "leave"
     BAN = "ban"
-
-
-class PrincipalKind(StrEnum):
-    """What a hosted identity is."""
-
-    AGENT = "agent"

@@ -178,10 +178,6 @@ DELETE FROM room_state s USING left_rooms l WHERE s.principal = $1 AND s.room_id
 -- open_turn and hand_off hold their sources; a missing one refuses the transition (D3).
 SELECT event_id FROM journal_pending WHERE principal = $1 AND event_id = ANY($2::text[]) ORDER BY event_id FOR UPDATE
 
--- name: tombstoned
--- Which of these events were redacted.
-SELECT event_id FROM redaction_tombstones WHERE principal = $1 AND room_id = $2 AND event_id = ANY($3::text[])
-
 -- name: record_failure
 -- Back-off of a source lives on its row; a dependency error does not count as an attempt (C2).
 UPDATE journal_pending SET attempts = attempts + $3, last_error = $4,

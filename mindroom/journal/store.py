@@ -162,11 +162,6 @@ class Journal:
         rows = await tx.fetch(SQL["lock_pending"], self.principal, list(events))
         return {EventId(row["event_id"]) for row in rows}
 
-    async def tombstoned(self, tx: Tx, room: RoomId, events: Sequence[EventId]) -> set[EventId]:
-        """Which of these events were redacted."""
-        rows = await tx.fetch(SQL["tombstoned"], self.principal, room, list(events))
-        return {EventId(row["event_id"]) for row in rows}
-
     async def settle(
         self,
         tx: Tx,
