@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 from mindroom.core.clock import Clock, SystemClock
 from mindroom.core.errors import UserError
-from mindroom.db.folder import NOBODY, DataFolder, OwnedProcess, processes_in
+from mindroom.db.folder import NOBODY, DataFolder, OwnedProcess, processes_in, wait_for_leftover
 
 SUPERUSER = "mindroom"
 DATABASE = "mindroom"
@@ -91,9 +91,17 @@ class EmbeddedPostgres:
         A server left by a killed owner is on its way out and is waited for. Raises UserError when one stays (another
         owner), or with the server's last words when it does not come up.
         """
-        if self._process is not None and self._process.alive:
-            return
-        await self._wait_for_leftover(leftover_patience_seconds)
+        if self._process is not None:
+            if self._process.alive and running_dsn(self._folder) is not None:
+                return
+            await self.stop()  # killed, perhaps not gone yet: reap it, or it would be taken for a live one
+        await wait_for_leftover(
+            self._folder.postgres,
+            program="postgres",
+            server="PostgreSQL",
+            patience_seconds=leftover_patience_seconds,
+            clock=self._clock,
+        )
         disguise = _disguise(self._folder)
         if not self._folder.postgres.exists():
             await self._set_up(disguise)
@@ -121,16 +129,6 @@ class EmbeddedPostgres:
         await self.stop()
 
     # ---- start ----------------------------------------------------------------------------------------------------
-    async def _wait_for_leftover(self, patience_seconds: float) -> None:
-        deadline = self._clock.boottime() + patience_seconds
-        while servers := processes_in(self._folder.postgres, program="postgres"):
-            if self._clock.boottime() >= deadline:
-                raise UserError(
-                    f"PostgreSQL already runs on {self._folder.postgres} (pid {servers[0]}) for another process; "
-                    "stop that process first, or choose another data folder."
-                )
-            await self._clock.sleep(0.02)
-
     def _command(self, disguise: _Disguise) -> list[str]:
         settings = _SETTINGS | {
             "unix_socket_directories": self._socket_folder(disguise),

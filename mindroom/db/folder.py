@@ -261,6 +261,21 @@ def processes_in(folder: Path, *, program: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+async def wait_for_leftover(folder: Path, *, program: str, server: str, patience_seconds: float, clock: Clock) -> None:
+    """Return once no server of an earlier owner runs on `folder`; it ends by itself when its owner has died.
+
+    `server` begins the sentence of the UserError that names the one that stays.
+    """
+    deadline = clock.boottime() + patience_seconds
+    while servers := processes_in(folder, program=program):
+        if clock.boottime() >= deadline:
+            raise UserError(
+                f"{server} already runs on {folder} (pid {servers[0]}) for another process; "
+                "stop that process first, or choose another data folder."
+            )
+        await clock.sleep(0.02)
+
+
 def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name in _ENVIRONMENT or name.startswith("LC_")}
 

@@ -23,7 +23,7 @@ import yaml
 from mindroom.core.clock import Clock, SystemClock
 from mindroom.core.errors import UserError
 from mindroom.db.files import replace_whole
-from mindroom.db.folder import DataFolder, OwnedProcess, processes_in
+from mindroom.db.folder import DataFolder, OwnedProcess, wait_for_leftover
 
 SERVER_NAME = "localhost"
 _START_TIMEOUT_SECONDS = 60.0
@@ -96,7 +96,13 @@ class LocalHomeserver:
         """
         if self._process is not None and self._process.alive:
             return
-        await self._wait_for_leftover(leftover_patience_seconds)
+        await wait_for_leftover(
+            self._folder,
+            program="python",
+            server="A homeserver",
+            patience_seconds=leftover_patience_seconds,
+            clock=self._clock,
+        )
         await self._check_port()
         config = self._write_config()
         self._process = OwnedProcess(
@@ -126,16 +132,6 @@ class LocalHomeserver:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
-
-    async def _wait_for_leftover(self, patience_seconds: float) -> None:
-        deadline = self._clock.boottime() + patience_seconds
-        while servers := processes_in(self._folder, program="python"):
-            if self._clock.boottime() >= deadline:
-                raise UserError(
-                    f"A homeserver already runs on {self._folder} (pid {servers[0]}) for another process; "
-                    "stop that process first, or choose another data folder."
-                )
-            await self._clock.sleep(0.02)
 
     async def _check_port(self) -> None:
         deadline = self._clock.boottime() + _PORT_HELD_SECONDS
