@@ -45,6 +45,7 @@ from mindroom.db.engine import Database, Tx
 from mindroom.db.lease import Lease, LeaseKeeper, LeaseTimes, register_process
 from mindroom.matrix.client import MatrixClient
 from mindroom.matrix.rooms import RoomPlan
+from mindroom.ops.audit import Broken, audit_snapshot
 from mindroom.responses.loop import MODEL_ATTEMPT, RetryListener
 from tests.support.events import ALICE, BOB, ME, ROOM, Event, joined_room, state
 
@@ -422,6 +423,12 @@ class Spine:
         outcome: str | None = await self.value("SELECT outcome FROM journal_events WHERE event_id = $1", event_id)
         return outcome
 
+    async def broken_rules(self) -> list[Broken]:
+        """What the audit finds, the clock apart, which tests move."""
+        async with self.database._pool.acquire() as connection:
+            found = await audit_snapshot(connection)
+        return [broken for broken in found if broken.rule != "clock_was_moved"]
+
     def finals(self, room: str = ROOM) -> list[list[str]]:
         """The sources of each FINAL in the room."""
         return [
@@ -473,7 +480,7 @@ authorization:
 
 @asynccontextmanager
 async def open_spine(dsn: str, *, thread_mode: str = "thread") -> AsyncIterator[Spine]:
-    """A spine that is stopped at the end, whatever the test left."""
+    """A spine that is stopped at the end, whatever the test left; then every rule that SQL can see must hold (K4)."""
     metrics = Metrics()
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(asyncpg.create_pool(dsn, min_size=1, max_size=8))
@@ -487,6 +494,9 @@ async def open_spine(dsn: str, *, thread_mode: str = "thread") -> AsyncIterator[
         spine = Spine(database, keeper, principal, clock, spine_config(thread_mode=thread_mode), metrics)
         stack.push_async_callback(spine.crash)
         yield spine
+        await spine.crash()
+        broken = await spine.broken_rules()
+        assert not broken, broken
 
 
 async def _add_principal(database: Database, user: UserId) -> PrincipalId:
