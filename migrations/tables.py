@@ -318,6 +318,23 @@ Table(
     _one_of("room_history_recovery", "state", "repairable", "repaired"),
     Index("room_history_recovery_open", "principal", postgresql_where=text("state = 'repairable'")),
 )
+Table(
+    "conversation_hydration",
+    metadata,
+    _principal(),
+    _id("room_id"),
+    _id("thread_id"),
+    _int("epoch"),
+    _text("state", default=text("'partial'")),
+    _text("cursor", nullable=True),
+    _big("page", default=ZERO),
+    _big("passed", nullable=True),
+    _int("attempts", default=ZERO),
+    _time("next_attempt_at", nullable=True),
+    _text("last_error", nullable=True),
+    PrimaryKeyConstraint("principal", "room_id", "thread_id"),
+    _one_of("conversation_hydration", "state", "partial", "complete"),
+)
 
 # ---- did ------------------------------------------------------------------------------------------------------------
 Table(

@@ -139,6 +139,16 @@ COMMENT ON COLUMN room_history_recovery.last_error IS 'Class and code of the las
 COMMENT ON INDEX room_history_recovery_pkey IS 'A limited response opens one gap a room, however often it is seen.';
 COMMENT ON INDEX room_history_recovery_open IS 'The gap worker reads open gaps.';
 
+COMMENT ON COLUMN conversation_hydration.epoch IS 'Membership generation under which it was read.';
+COMMENT ON COLUMN conversation_hydration.state IS 'complete: nothing is left to read; a gap or a departure withdraws that by deleting the row.';
+COMMENT ON COLUMN conversation_hydration.cursor IS 'Where reading goes on; NULL: at the newest message.';
+COMMENT ON COLUMN conversation_hydration.page IS 'Pages read so far, since the newest message.';
+COMMENT ON COLUMN conversation_hydration.passed IS 'Lowest base of the messages known before that were passed; unknown ones behind them are older.';
+COMMENT ON COLUMN conversation_hydration.attempts IS 'How often reading failed since the last page.';
+COMMENT ON COLUMN conversation_hydration.next_attempt_at IS 'Until then answers go on with what is known; NULL: read at once.';
+COMMENT ON COLUMN conversation_hydration.last_error IS 'Class and code of the last failure, never its text.';
+COMMENT ON INDEX conversation_hydration_pkey IS 'Asked before a prompt is built.';
+
 -- ---- did -----------------------------------------------------------------------------------------------------------
 COMMENT ON COLUMN turns.turn_id IS 'Time-ordered id given when the turn opens.';
 COMMENT ON COLUMN turns.thread_id IS 'Thread root of the conversation; empty text is the main timeline.';

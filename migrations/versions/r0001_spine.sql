@@ -226,6 +226,23 @@ CREATE TABLE room_history_recovery (
 CREATE INDEX room_history_recovery_open ON room_history_recovery (principal) WHERE state = 'repairable';
 COMMENT ON TABLE room_history_recovery IS 'Gaps: intervals that a limited sync skipped, and how far each is walked (B2).';
 
+CREATE TABLE conversation_hydration (
+    principal integer NOT NULL REFERENCES principals,
+    room_id text COLLATE "C" NOT NULL,
+    thread_id text COLLATE "C" NOT NULL,
+    epoch integer NOT NULL,
+    state text NOT NULL DEFAULT 'partial'
+        CONSTRAINT conversation_hydration_state CHECK (state IN ('partial', 'complete')),
+    cursor text,
+    page bigint NOT NULL DEFAULT 0,
+    passed bigint,
+    attempts integer NOT NULL DEFAULT 0,
+    next_attempt_at timestamptz,
+    last_error text,
+    PRIMARY KEY (principal, room_id, thread_id)
+);
+COMMENT ON TABLE conversation_hydration IS 'How far the history of a conversation was read for prompts, and under which epoch (A12).';
+
 -- ---- did -----------------------------------------------------------------------------------------------------------
 CREATE TABLE turns (
     turn_id uuid PRIMARY KEY,

@@ -162,7 +162,7 @@ WITH left_rooms AS (
 SELECT receipt, event_id FROM gone
 
 -- name: forget_rooms
--- The projection, gaps and state of rooms we have left (F2).
+-- The projection, hydration, gaps and state of rooms we have left (F2).
 WITH left_rooms AS (
     SELECT * FROM unnest($2::text[]) AS t(room_id)
 ), messages AS (
@@ -171,6 +171,8 @@ WITH left_rooms AS (
     DELETE FROM unresolved_edits u USING left_rooms l WHERE u.principal = $1 AND u.room_id = l.room_id
 ), gaps AS (
     DELETE FROM room_history_recovery g USING left_rooms l WHERE g.principal = $1 AND g.room_id = l.room_id
+), hydration AS (
+    DELETE FROM conversation_hydration h USING left_rooms l WHERE h.principal = $1 AND h.room_id = l.room_id
 )
 DELETE FROM room_state s USING left_rooms l WHERE s.principal = $1 AND s.room_id = l.room_id
 
@@ -256,7 +258,10 @@ ON CONFLICT (principal) DO UPDATE SET token = EXCLUDED.token, trust = EXCLUDED.t
     certified_at = coalesce(EXCLUDED.certified_at, sync_checkpoints.certified_at)
 
 -- name: open_gaps
--- Gaps that this response revealed, with the newest receipt before it as floor (B2).
+-- Gaps that this response revealed, with the newest receipt before it as floor (B2); what was complete no longer is.
+WITH withdrawn AS (
+    DELETE FROM conversation_hydration WHERE principal = $1 AND room_id = ANY($2::text[])
+)
 INSERT INTO room_history_recovery (principal, room_id, to_token, from_token, floor, epoch)
 SELECT $1, g.room_id, g.to_token, g.from_token, $6, g.epoch
 FROM unnest($2::text[], $3::text[], $4::text[], $5::int[]) AS g(room_id, to_token, from_token, epoch)

@@ -66,6 +66,7 @@ FROM room_membership m
 JOIN (SELECT DISTINCT principal, room_id, epoch, 'pending' AS what FROM journal_pending
       UNION SELECT DISTINCT principal, room_id, epoch, 'shown' FROM visible_messages
       UNION SELECT principal, room_id, epoch, 'gap' FROM room_history_recovery WHERE state = 'repairable'
+      UNION SELECT principal, room_id, epoch, 'hydration' FROM conversation_hydration
       UNION SELECT principal, room_id, epoch, 'turn' FROM turns WHERE state = 'open'
       UNION SELECT principal, room_id, epoch, 'delivery' FROM delivery_outbox WHERE state IN ('queued', 'claimed')) c
     USING (principal, room_id)
