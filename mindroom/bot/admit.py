@@ -179,7 +179,7 @@ class Admitter:
             )
             new = NewDelivery(key, None, 1, Purpose.NOTICE, room, THREAD_MAIN, epoch, content)
             await self.outbox.queue(tx, new)
-            tx.after_commit(partial(self.worker.offer, room, key))
+            tx.after_commit(partial(self.worker.offer, new))
 
     def _admitted(self, admission: Admission, admitted: Admitted) -> None:
         """After the commit: memory follows, sleepers wake, counters move."""

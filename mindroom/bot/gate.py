@@ -59,6 +59,10 @@ class StartGate:
         """When the newest admitted response was asked for; None while the room has a gap (E4)."""
         return None if room in self._gaps else self._heard_up_to
 
+    def is_tombstoned(self, room: RoomId) -> bool:
+        """True when the room was upgraded (F4)."""
+        return self._book.view(room).content("m.room.tombstone") is not None
+
     async def opened(self) -> None:
         """Returns once the gate is open."""
         await self._opened.wait()

@@ -25,8 +25,9 @@ from mindroom.journal.records import Hearer
 from mindroom.journal.recovery import Recovery
 from mindroom.journal.rooms import RoomBook
 from mindroom.journal.store import Journal
+from mindroom.outbox.limits import SendLimits
 from mindroom.outbox.store import Outbox
-from mindroom.outbox.worker import OutboxWorker, SendPause
+from mindroom.outbox.worker import OutboxWorker
 from mindroom.responses.assembly import Responder
 from mindroom.responses.attempt import ResponseAttemptRunner
 from mindroom.responses.payload import ResponsePayloadPreparer
@@ -171,17 +172,18 @@ def _saying(
 ) -> _Saying:
     """Outbox, presentation and the runner that feeds both."""
     clock, metrics = needs.clock, needs.metrics
-    seams, pause = needs.new_seams(), SendPause(clock)
+    seams, limits = needs.new_seams(), SendLimits(clock, metrics=metrics, name=lease.name)
     streaming = Streaming(
-        lease, gateway=edges.gateway, gate=gate, pause=pause, seams=seams, clock=clock, metrics=metrics
+        lease, gateway=edges.gateway, gate=gate, limits=limits, seams=seams, clock=clock, metrics=metrics
     )
     worker = OutboxWorker(
         lease,
         outbox=ledgers.outbox,
         gateway=edges.gateway,
+        reader=edges.history,
         gate=gate,
         presentation=streaming,
-        pause=pause,
+        limits=limits,
         clock=clock,
         metrics=metrics,
     )

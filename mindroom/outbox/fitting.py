@@ -1,6 +1,15 @@
-"""Pure: makes an answer fit into one event, visibly. Attachments for long texts come with media (E7)."""
+"""Makes the payload of a row: a new message or an edit of its placeholder, visibly shortened until it fits (E7).
 
-from mindroom.core.content import JsonObject
+Attachments for long texts come with media.
+"""
+
+from collections.abc import Sequence
+
+from mindroom.core.content import JsonObject, as_edit
+from mindroom.core.errors import MatrixDeliveryFailure, MatrixFailureClass
+from mindroom.core.ids import EventId, RoomId, UserId
+from mindroom.core.ports import DeliveryGateway, OutgoingEvent, WirePayload
+from mindroom.outbox.records import DeliveryKey
 
 CUT_NOTE = "\n\n[This answer is longer than one message may be; the rest was left out here. Reference {reference}]"
 
@@ -14,3 +23,39 @@ def smaller(content: JsonObject, *, reference: str) -> JsonObject | None:
     if len(body) < 256:
         return None
     return {**content, "body": body[: len(body) // 2] + note}
+
+
+def plain(content: JsonObject) -> JsonObject:
+    """The same without a relation that a homeserver may refuse; a reply stays one (E6)."""
+    bare = {key: value for key, value in content.items() if key != "m.relates_to"}
+    reply = content.get("m.relates_to", {}).get("m.in_reply_to")
+    return bare | {"m.relates_to": {"m.in_reply_to": reply}} if reply else bare
+
+
+async def freeze_fitting(
+    gateway: DeliveryGateway,
+    content: JsonObject,
+    *,
+    key: DeliveryKey,
+    room: RoomId,
+    edits: EventId | None,
+    notify: Sequence[UserId],
+    reference: str,
+    halvings: int = 0,
+) -> WirePayload | None:
+    """Freeze `content`, as an edit of `edits` when there is one, at least `halvings` times made smaller.
+
+    None when even the smallest form does not fit. Raises MatrixDeliveryFailure for content no server would take.
+    """
+    candidate: JsonObject | None = content
+    for _ in range(halvings):
+        candidate = None if candidate is None else smaller(candidate, reference=reference)
+    while candidate is not None:
+        shaped = candidate if edits is None else as_edit(candidate, edits, newly_mentioned=notify)
+        try:
+            return await gateway.freeze(OutgoingEvent(room, "m.room.message", shaped, key.txn_id))
+        except MatrixDeliveryFailure as failure:
+            if failure.failure_class is not MatrixFailureClass.TOO_LARGE:
+                raise
+            candidate = smaller(candidate, reference=reference)
+    return None

@@ -30,6 +30,10 @@ class SendGate(Protocol):
         """When the newest admitted response was asked for, on CLOCK_BOOTTIME; None while the room has a gap (E4)."""
         ...
 
+    def is_tombstoned(self, room: RoomId) -> bool:
+        """True when the room was upgraded and its successor takes what is owed here (F4)."""
+        ...
+
     def permission(self, room: RoomId, *, epoch: Epoch, purpose: Purpose) -> Permission:
         """Whether this may be said in this room now."""
         ...

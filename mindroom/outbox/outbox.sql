@@ -9,8 +9,9 @@ ON CONFLICT (delivery_id, stage) DO NOTHING
 -- hand_off claims its FINAL at once: the row is born with its frozen payload.
 INSERT INTO delivery_outbox (delivery_id, stage, principal, turn_id, generation, purpose, room_id, thread_id, epoch,
                              content, notify, txn_id, state, wire, edit_target, device_id, attempts, claimed_at,
-                             last_attempt_at)
-VALUES ($2, $3, $1, $4, $5, $6, $7, $8, $9, $10, $11, $12, 'claimed', $13, $14, $15, 1, mindroom_now(), mindroom_now())
+                             last_attempt_at, claim_token)
+VALUES ($2, $3, $1, $4, $5, $6, $7, $8, $9, $10, $11, $12, 'claimed', $13, $14, $15, 1, mindroom_now(), mindroom_now(),
+        (SELECT token FROM sync_checkpoints WHERE principal = $1))
 
 -- name: drop_initial
 -- A FINAL exists: an INITIAL nobody claimed is never sent (E3). Returns how the INITIAL stands afterwards.
@@ -24,8 +25,12 @@ FROM delivery_outbox o WHERE o.principal = $1 AND o.delivery_id = $2 AND o.stage
 -- name: load
 -- One delivery with the fate of its INITIAL.
 SELECT o.delivery_id, o.stage, o.turn_id, o.generation, o.purpose, o.room_id, o.thread_id, o.epoch, o.content, o.notify,
-       o.wire, o.txn_id, o.device_id, o.attempts, o.state, o.acked_event_id, i.state AS initial_state,
-       i.acked_event_id AS initial_event_id,
+       o.wire, o.txn_id, o.device_id, o.attempts, o.state, o.acked_event_id, o.last_error, o.claim_token,
+       i.state AS initial_state, coalesce(i.acked_event_id, CASE WHEN i.delivery_id IS NULL THEN o.edit_target END)
+           AS initial_event_id,
+       EXISTS (SELECT 1 FROM room_history_recovery g WHERE g.principal = o.principal AND g.room_id = o.room_id
+                  AND g.state = 'truncated' AND g.opened_at >= o.claimed_at) AS in_truncated_gap,
+       extract(epoch FROM mindroom_now() - o.queued_at)::float8 AS queued_seconds,
        coalesce(extract(epoch FROM mindroom_now() - o.claimed_at), 0)::float8 AS claimed_seconds,
        coalesce(extract(epoch FROM mindroom_now() - o.last_attempt_at), 0)::float8 AS attempted_seconds
 FROM delivery_outbox o
@@ -35,17 +40,26 @@ WHERE o.principal = $1 AND o.delivery_id = $2 AND o.stage = $3
 -- name: claim
 -- Freezes the payload under the current epoch of a room we are in (E1, F2); the same claim once more is no refusal.
 UPDATE delivery_outbox o SET state = 'claimed', wire = $4, edit_target = $5, device_id = $6, attempts = o.attempts + 1,
-       claimed_at = mindroom_now(), last_attempt_at = mindroom_now()
+       claimed_at = mindroom_now(), last_attempt_at = mindroom_now(), last_error = NULL,
+       claim_token = (SELECT token FROM sync_checkpoints WHERE principal = $1)
 FROM room_membership m
-WHERE o.principal = $1 AND o.delivery_id = $2 AND o.stage = $3 
+WHERE o.principal = $1 AND o.delivery_id = $2 AND o.stage = $3
   AND (o.state = 'queued' OR (o.state = 'claimed' AND o.wire = $4 AND o.edit_target IS NOT DISTINCT FROM $5))
   AND m.principal = o.principal AND m.room_id = o.room_id AND m.epoch = o.epoch AND m.membership = 'join'
 RETURNING o.delivery_id
 
 -- name: reopen
--- The send never happened, as sync has shown: the row may be claimed anew (E4).
-UPDATE delivery_outbox SET state = 'queued', wire = NULL, device_id = NULL
+-- The send never happened: the row may be claimed anew (E4), or waits with the reason given.
+UPDATE delivery_outbox SET state = 'queued', wire = NULL, device_id = NULL, last_error = $4
 WHERE principal = $1 AND delivery_id = $2 AND stage = $3 AND state = 'claimed'
+
+-- name: note_attempt
+-- The same payload goes out again, under the current epoch of a room we are in (E4, F2).
+UPDATE delivery_outbox o SET attempts = o.attempts + 1, last_attempt_at = mindroom_now()
+FROM room_membership m
+WHERE o.principal = $1 AND o.delivery_id = $2 AND o.stage = $3 AND o.state = 'claimed'
+  AND m.principal = o.principal AND m.room_id = o.room_id AND m.epoch = o.epoch AND m.membership = 'join'
+RETURNING o.delivery_id
 
 -- name: ack
 -- The room has it. The first acknowledgement wins, in whatever state the row is (E1, E2).
@@ -54,8 +68,7 @@ WHERE principal = $1 AND delivery_id = $2 AND stage = $3 AND state <> 'acked' RE
 
 -- name: retry_later
 -- The outcome is unknown or the homeserver was not there: still claimed, the same payload later (E4).
-UPDATE delivery_outbox SET attempts = attempts + 1, last_attempt_at = mindroom_now(), last_error = $4,
-       next_attempt_at = mindroom_now() + make_interval(secs => $5)
+UPDATE delivery_outbox SET last_error = $4, next_attempt_at = mindroom_now() + make_interval(secs => $5)
 WHERE principal = $1 AND delivery_id = $2 AND stage = $3 AND state = 'claimed'
 
 -- name: fail
@@ -83,7 +96,7 @@ SELECT DISTINCT ON (e.delivery_id, e.stage)
        'acked', e.event_id, mindroom_now()
 FROM unnest($2::uuid[], $3::text[], $4::uuid[], $5::int[], $6::text[], $7::text[], $8::int[], $9::text[], $10::text[])
      WITH ORDINALITY AS e(delivery_id, stage, turn_id, generation, room_id, thread_id, epoch, txn_id, event_id, position)
-LEFT JOIN turns t ON t.turn_id = e.turn_id
+LEFT JOIN turns t ON t.turn_id = e.turn_id AND t.principal = $1
 ORDER BY e.delivery_id, e.stage, e.position
 ON CONFLICT (delivery_id, stage) DO UPDATE
     SET state = 'acked', acked_event_id = EXCLUDED.acked_event_id, acked_at = EXCLUDED.acked_at, last_error = NULL
@@ -92,8 +105,8 @@ RETURNING delivery_id, stage, turn_id, acked_event_id
 
 -- name: owed
 -- Everything queued or claimed, in the order in which it was queued.
-SELECT delivery_id, stage, room_id,
-       greatest(extract(epoch FROM greatest(not_before, next_attempt_at) - mindroom_now()), 0)::float8 AS due_in_seconds
+SELECT delivery_id, stage, room_id, thread_id,
+       extract(epoch FROM greatest(not_before, next_attempt_at) - mindroom_now())::float8 AS due_in_seconds
 FROM delivery_outbox WHERE principal = $1 AND state IN ('queued', 'claimed')
 ORDER BY queued_at, stage DESC
 

@@ -6,10 +6,10 @@ from enum import StrEnum
 from uuid import UUID, uuid5
 
 from mindroom.core.content import JsonObject
-from mindroom.core.ids import DeliveryId, DeviceId, Epoch, EventId, RoomId, TurnId, TxnId, UserId
+from mindroom.core.ids import DeliveryId, DeviceId, Epoch, EventId, RoomId, SyncToken, TurnId, TxnId, UserId
 from mindroom.core.ports import WirePayload
 from mindroom.core.transactions import txn_id
-from mindroom.core.values import Stage
+from mindroom.core.values import Conversation, Stage
 
 _NAMESPACE = UUID("6f1b1f0a-8f0b-5c53-9a54-3d8a6d0b7a10")
 
@@ -71,6 +71,11 @@ class NewDelivery:
     notify: Sequence[UserId] = ()
     """Whom the FINAL names at its top when it edits a placeholder (E8)."""
 
+    @property
+    def conversation(self) -> Conversation:
+        """Deliveries of one conversation are said in order."""
+        return Conversation(self.room, self.thread or None)
+
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
@@ -90,9 +95,15 @@ class Delivery:
     acked_event: EventId | None
     initial_state: DeliveryState | None
     initial_event: EventId | None
+    queued_seconds: float
     claimed_seconds: float
     attempted_seconds: float
     """Since the last attempt to send it."""
+    claim_token: SyncToken | None
+    """The checkpoint at the claim: whatever the room got since then, it got after it."""
+    in_truncated_gap: bool
+    """True when a part of the room's timeline since the claim is lost to sync (B3)."""
+    last_error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +111,9 @@ class OwedDelivery:
     """What a start of service, or the sweep, finds unsaid."""
 
     key: DeliveryKey
-    room: RoomId
+    conversation: Conversation
     due_in_seconds: float
+    """Below zero: it was due so long ago."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,21 @@ from typing import Any
 from uuid import UUID
 
 from mindroom.core.content import JsonObject
-from mindroom.core.ids import DeliveryId, DeviceId, Epoch, EventId, PrincipalId, RoomId, TurnId, TxnId, UserId
+from mindroom.core.ids import (
+    DeliveryId,
+    DeviceId,
+    Epoch,
+    EventId,
+    PrincipalId,
+    RoomId,
+    SyncToken,
+    TurnId,
+    TxnId,
+    UserId,
+)
 from mindroom.core.ports import WirePayload
 from mindroom.core.text import storable_json_text
-from mindroom.core.values import Stage
+from mindroom.core.values import Conversation, Stage
 from mindroom.db.engine import Database, Tx
 from mindroom.db.sql import load
 from mindroom.outbox.records import (
@@ -119,8 +130,12 @@ class Outbox:
             acked_event=EventId(row["acked_event_id"]) if row["acked_event_id"] else None,
             initial_state=DeliveryState(row["initial_state"]) if row["initial_state"] else None,
             initial_event=EventId(row["initial_event_id"]) if row["initial_event_id"] else None,
+            queued_seconds=row["queued_seconds"],
             claimed_seconds=row["claimed_seconds"],
             attempted_seconds=row["attempted_seconds"],
+            claim_token=SyncToken(row["claim_token"]) if row["claim_token"] else None,
+            in_truncated_gap=row["in_truncated_gap"],
+            last_error=row["last_error"] or "",
         )
 
     async def claim(self, tx: Tx, key: DeliveryKey, wire: WirePayload, *, edit_target: EventId | None) -> bool:
@@ -139,9 +154,13 @@ class Outbox:
         )
         return row is not None
 
-    async def reopen(self, tx: Tx, key: DeliveryKey) -> None:
-        """A claimed row whose send never happened is queued again, in the commit that claims it anew (E4)."""
-        await tx.execute(SQL["reopen"], self.principal, key.delivery, key.stage.value)
+    async def reopen(self, tx: Tx, key: DeliveryKey, *, code: str | None) -> None:
+        """A claimed row whose send never happened is queued again, with the reason when it has to wait (E4)."""
+        await tx.execute(SQL["reopen"], self.principal, key.delivery, key.stage.value, code)
+
+    async def note_attempt(self, tx: Tx, key: DeliveryKey) -> bool:
+        """A claimed row goes out once more; False when it is no longer claimed or its epoch has ended (E4, F2)."""
+        return await tx.fetchrow(SQL["note_attempt"], self.principal, key.delivery, key.stage.value) is not None
 
     async def ack(self, tx: Tx, key: DeliveryKey, event: EventId) -> bool:
         """The room has it; False when that was known (E2)."""
@@ -203,7 +222,7 @@ class Outbox:
         return [
             OwedDelivery(
                 DeliveryKey(DeliveryId(UUID(str(r["delivery_id"]))), Stage(r["stage"])),
-                RoomId(r["room_id"]),
+                Conversation(RoomId(r["room_id"]), EventId(r["thread_id"]) if r["thread_id"] else None),
                 r["due_in_seconds"],
             )
             for r in await self.database.fetch(SQL["owed"], self.principal)

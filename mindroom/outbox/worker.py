@@ -1,70 +1,55 @@
-"""OutboxWorker: says what is owed, one lane per room, in order. A service of one principal under one lease.
+"""OutboxWorker: says what is owed. A service of one principal under one lease.
 
-Every payload is frozen and committed before it leaves (E1). A lane stays at its first delivery until that is said or
-can never be said, so a FINAL never overtakes a claimed INITIAL (E3) and a room that fails delays no other room.
+Every payload is frozen and committed before it leaves (E1). What is done with a row is decided in `rules`, when in
+`lanes`: a FINAL never overtakes a claimed INITIAL (E3), and nothing that fails delays another conversation.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import structlog
 
 from mindroom.core.backoff import Backoff
 from mindroom.core.blame import blame
 from mindroom.core.clock import Clock
-from mindroom.core.content import JsonObject, as_edit
-from mindroom.core.errors import (
-    DependencyError,
-    FenceLost,
-    MatrixDeliveryFailure,
-    MatrixFailureClass,
-    RetryClass,
-)
-from mindroom.core.ids import Epoch, EventId, RoomId
-from mindroom.core.metrics import Metrics, errcode_label
-from mindroom.core.ports import DeliveryGateway, OutgoingEvent, PresentationPort, WirePayload
+from mindroom.core.content import read_marker, relation
+from mindroom.core.errors import DependencyError, FenceLost, MatrixDeliveryFailure, MatrixFailure, RetryClass
+from mindroom.core.ids import EventId
+from mindroom.core.metrics import Metrics
+from mindroom.core.ports import DeliveryGateway, OutgoingEvent, PresentationPort, RoomReader, WirePayload
 from mindroom.core.values import Stage
 from mindroom.db.engine import Tx
 from mindroom.db.lease import Lease
-from mindroom.outbox.fitting import smaller
+from mindroom.outbox.fitting import freeze_fitting, plain
 from mindroom.outbox.gate import Permission, SendGate
-from mindroom.outbox.records import Claimed, Delivery, DeliveryKey, DeliveryState, Purpose
+from mindroom.outbox.lanes import DeliveryLanes, Waiting
+from mindroom.outbox.limits import SendLimits
+from mindroom.outbox.records import Claimed, Delivery, DeliveryKey, DeliveryState, NewDelivery, Purpose
+from mindroom.outbox.rules import Facts, Next, Remedy, Step, Tried, absent, next_step, remedy
 from mindroom.outbox.store import Outbox
 
 log = structlog.get_logger(__name__)
 
-RESEND_WINDOW_SECONDS = 30 * 60.0
-"""Synapse keeps transaction ids in its HTTP cache for at least this long (E4)."""
+IN_FLIGHT = 8
+"""Sends of one principal at a time."""
 SWEEP_SECONDS = 10.0
-SYNC_DECIDES_SECONDS = 60.0
-"""A response asked for this long after a send shows its echo, or the send never happened (E4)."""
 ASK_AGAIN_SECONDS = 5.0
 """How often a row is looked at that waits for sync."""
+ASK_RARELY_SECONDS = 300.0
+"""How often the room is asked again for a row whose fate it would not tell."""
 FIRST_RETRY_SECONDS = 0.25
 RETRY_CAP_SECONDS = 20.0
 
 
-@dataclass
-class _Lane:
-    waiting: deque[tuple[DeliveryKey, Claimed | None]] = field(default_factory=deque)
-    task: asyncio.Task[None] | None = None
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """The lane leaves the delivery: for ever, or until it looks again."""
+
+    again_seconds: float | None = None
 
 
-@dataclass
-class SendPause:
-    """429 pauses all sends of the principal (E5): limits are per user."""
-
-    clock: Clock
-    until: float = 0.0
-
-    def extend(self, seconds: float) -> None:
-        self.until = max(self.until, self.clock.boottime() + seconds)
-
-    @property
-    def seconds_left(self) -> float:
-        return max(0.0, self.until - self.clock.boottime())
+OVER = _Rest()
 
 
 class OutboxWorker:
@@ -76,52 +61,41 @@ class OutboxWorker:
         *,
         outbox: Outbox,
         gateway: DeliveryGateway,
+        reader: RoomReader,
         gate: SendGate,
         presentation: PresentationPort,
-        pause: SendPause,
+        limits: SendLimits,
         clock: Clock,
         metrics: Metrics,
     ) -> None:
         self._lease = lease
         self._outbox = outbox
         self._gateway = gateway
+        self._reader = reader
         self._gate = gate
         self._presentation = presentation
-        self._pause = pause
+        self._limits = limits
         self._clock = clock
         self._metrics = metrics
-        self._lanes: dict[RoomId, _Lane] = {}
-        self._timers: dict[DeliveryKey, asyncio.Task[None]] = {}
-        self._known: set[DeliveryKey] = set()
-        self._visible: dict[DeliveryKey, EventId] = {}
-        self._tasks: asyncio.TaskGroup | None = None
+        self._lanes = DeliveryLanes(self._serve, clock=clock)
+        self._slots = asyncio.Semaphore(IN_FLIGHT)
+        self._said = 0
 
     # ---- offers, all from after_commit hooks ------------------------------------------------------------------------
-    def is_free(self, room: RoomId, *, epoch: Epoch) -> bool:
-        """True when an answer may go out at once: nothing of the room is being said and the gate lets it (B7, E10)."""
-        permission = self._gate.permission(room, epoch=epoch, purpose=Purpose.ANSWER)
-        return room not in self._lanes and permission is Permission.SEND
+    def is_free(self, new: NewDelivery) -> bool:
+        """True when it may go out at once: nothing of its conversation is being said and nothing has to wait."""
+        permission = self._gate.permission(new.room, epoch=new.epoch, purpose=new.purpose)
+        may_go = permission is Permission.SEND and self._limits.seconds_left == 0 and not self._slots.locked()
+        return may_go and self._lanes.is_idle(new.conversation)
 
-    def offer_claimed(self, claimed: Claimed) -> None:
-        """Say what was claimed in the commit that owes it."""
-        self._enqueue(claimed.wire.room, claimed.key, claimed)
-
-    def offer(self, room: RoomId, key: DeliveryKey, *, delay_seconds: float = 0.0) -> None:
-        """Say a queued row, not before `delay_seconds` from now."""
-        if key in self._known:
-            return
-        if delay_seconds <= 0:
-            self._enqueue(room, key, None)
-        elif self._tasks is not None:
-            self._known.add(key)
-            self._timers[key] = self._tasks.create_task(self._later(room, key, delay_seconds))
+    def offer(self, new: NewDelivery, *, wire: WirePayload | None = None, delay_seconds: float = 0.0) -> None:
+        """Say a row, not before `delay_seconds` from now; with `wire` one that was claimed in the commit that owes it."""
+        claimed = None if wire is None else Claimed(new.key, new.turn, wire)
+        self._lanes.put(Waiting(new.conversation, new.key, claimed), delay_seconds=delay_seconds)
 
     def withdraw(self, key: DeliveryKey) -> None:
         """The row was dropped before it was claimed."""
-        timer = self._timers.pop(key, None)
-        if timer is not None:
-            timer.cancel()
-            self._known.discard(key)
+        self._lanes.withdraw(key)
 
     def acknowledged(self, keys: Iterable[tuple[DeliveryKey, EventId]]) -> None:
         """Sync showed that these were said (A6)."""
@@ -129,250 +103,266 @@ class OutboxWorker:
             self._became_visible(key, event)
 
     def _became_visible(self, key: DeliveryKey, event: EventId) -> None:
-        if key in self._known:  # others nobody will ask for; an echo of each delivery comes here
-            self._visible[key] = event
         if key.stage is Stage.INITIAL:
             self._presentation.initial_visible(key.delivery, event)
-
-    def visible_event(self, key: DeliveryKey) -> EventId | None:
-        """The event a delivery became, when it is known in this process."""
-        return self._visible.get(key)
-
-    def forget(self, key: DeliveryKey) -> None:
-        """Nobody will ask for this delivery's event again."""
-        self._visible.pop(key, None)
 
     # ---- service ----------------------------------------------------------------------------------------------------
     async def run(self) -> None:
         """Take up what is owed once the gate opens, then serve offers until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            self._tasks = tasks
+            self._lanes.open(tasks)
             try:
                 await self._gate.opened()
-                await self._take_up(found_by_sweep=False)
+                await self._take_up(overdue_seconds=None)
                 while True:
                     await self._clock.sleep(SWEEP_SECONDS)
                     await self._sweep()
             finally:
-                self._tasks = None
+                self._lanes.close()
 
     async def drain(self, *, seconds: float) -> None:
         """Wait until every lane is empty, at most `seconds`; what is left stays owed."""
-        deadline = self._clock.boottime() + seconds
-        while self._lanes and self._clock.boottime() < deadline:
-            tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
-            await asyncio.wait(tasks, timeout=max(0.01, deadline - self._clock.boottime()))
+        await self._lanes.drain(seconds=seconds)
 
     async def _sweep(self) -> None:
         try:
-            await self._take_up(found_by_sweep=True)
+            await self._take_up(overdue_seconds=SWEEP_SECONDS)
             summary = await self._outbox.summary()
         except DependencyError:
             return
         self._metrics.outbox_unacked.labels(self._lease.name).set(summary.owed)
         self._metrics.outbox_oldest_seconds.labels(self._lease.name).set(summary.oldest_seconds)
 
-    async def _take_up(self, *, found_by_sweep: bool) -> None:
+    async def _take_up(self, *, overdue_seconds: float | None) -> None:
+        """All that is owed, or what nobody noticed for so long: a row may fall due just before its offer comes."""
         for owed in await self._outbox.owed():
-            if owed.key in self._known:
+            if self._lanes.holds(owed.key):
                 continue
-            if found_by_sweep and owed.due_in_seconds <= 0:
+            if overdue_seconds is not None:
+                if owed.due_in_seconds > -overdue_seconds:
+                    continue
                 self._metrics.sweep_found.labels("delivery").inc()
-            self.offer(owed.room, owed.key, delay_seconds=owed.due_in_seconds)
+            self._lanes.put(Waiting(owed.conversation, owed.key), delay_seconds=owed.due_in_seconds)
 
-    # ---- lanes ------------------------------------------------------------------------------------------------------
-    async def _later(self, room: RoomId, key: DeliveryKey, delay_seconds: float) -> None:
-        await self._clock.sleep(delay_seconds)
-        self._timers.pop(key, None)
-        self._enqueue(room, key, None)
-
-    def _enqueue(self, room: RoomId, key: DeliveryKey, claimed: Claimed | None) -> None:
-        if self._tasks is None:
-            return
-        self._known.add(key)
-        lane = self._lanes.setdefault(room, _Lane())
-        lane.waiting.append((key, claimed))
-        if lane.task is None:
-            lane.task = self._tasks.create_task(self._serve(room, lane))
-
-    async def _serve(self, room: RoomId, lane: _Lane) -> None:
-        try:
-            while lane.waiting:
-                key, claimed = lane.waiting.popleft()
-                await self._deliver(key, claimed)
-        except FenceLost:
-            log.info("outbox_lane_stopped", room=room)
-        finally:
-            if self._lanes.get(room) is lane:
-                del self._lanes[room]
-
-    async def _deliver(self, key: DeliveryKey, claimed: Claimed | None) -> None:
+    # ---- one delivery -----------------------------------------------------------------------------------------------
+    async def _serve(self, entry: Waiting) -> float | None:
         """Until this delivery is said, can never be said, or has to wait for sync."""
-        backoff = Backoff(FIRST_RETRY_SECONDS, RETRY_CAP_SECONDS)
-        broken: str | None = None
-        try:
-            while True:
-                try:
-                    if broken is not None:
-                        await self._finish("fail_delivery", key, code=broken)
-                        return
-                    ready = claimed or await self._prepare(key)
-                    claimed = None  # before each further attempt row and gate are asked again
-                    if ready is None or await self._attempt(ready):
-                        return
-                except FenceLost:
-                    raise
-                except DependencyError as error:
-                    log.info("delivery_waits", delivery=str(key.delivery), code=error.code)
-                    if error.retry_class is RetryClass.PERMANENT:
-                        broken = error.code
-                except Exception as error:
-                    # One row that cannot be read or frozen must not end the service of its principal.
-                    log.error("delivery_broken", delivery=str(key.delivery), error=blame(error))
-                    broken = type(error).__name__
-                await self._clock.sleep(max(self._pause.seconds_left, backoff.next_seconds()))
-        finally:
-            if key not in self._timers:
-                self._known.discard(key)
-            if key.stage is Stage.FINAL:
-                self._visible.pop(key, None)
+        backoff, tried, broken = Backoff(FIRST_RETRY_SECONDS, RETRY_CAP_SECONDS), Tried(), ""
+        claimed = None if self._slots.locked() else entry.claimed
+        while True:
+            if (pause := self._limits.seconds_left) > 0:
+                claimed = None  # before each further attempt row and gate are asked again
+                await self._clock.sleep(pause)
+            try:
+                if broken:
+                    await self._end(entry.key, Next(Step.FAIL, broken))
+                    return None
+                async with self._slots:
+                    ready = claimed or await self._prepare(entry.key, tried)
+                    claimed = None
+                    rest = await self._attempt(ready, tried) if isinstance(ready, Claimed) else ready
+                if rest is not None:
+                    return rest.again_seconds
+            except FenceLost:
+                raise
+            except DependencyError as error:
+                log.info("delivery_waits", delivery=str(entry.key.delivery), code=error.code)
+                if error.retry_class is RetryClass.PERMANENT:
+                    broken = error.code
+            except Exception as error:
+                # One row that cannot be read or frozen must not end the service of its principal.
+                log.error("delivery_broken", delivery=str(entry.key.delivery), error=blame(error))
+                broken = type(error).__name__
+            await self._clock.sleep(backoff.next_seconds())
 
-    def _look_again(self, row: Delivery, *, why: str) -> None:
-        """The row waits for sync, and the lane does not wait for the row."""
-        log.info("delivery_waits", delivery=str(row.key.delivery), stage=row.key.stage.value, code=why)
-        if self._tasks is not None:
-            later = self._later(row.room, row.key, ASK_AGAIN_SECONDS)
-            self._timers[row.key] = self._tasks.create_task(later)
-
-    async def _prepare(self, key: DeliveryKey) -> Claimed | None:
-        """Claim a queued row, or take up a claimed one of an earlier fence; None when there is nothing to say now."""
+    async def _prepare(self, key: DeliveryKey, tried: Tried) -> Claimed | _Rest | None:
+        """Bring a row as far as it can go out; a rest when there is nothing to say now, None when the lane waits."""
         row = await self._outbox.load(key)
-        if row is None or row.state not in (DeliveryState.QUEUED, DeliveryState.CLAIMED):
-            return None
-        permission = self._gate.permission(row.room, epoch=row.epoch, purpose=row.purpose)
-        if permission is Permission.RETIRE:
-            await self._finish("retire_delivery", key, code="epoch")
-            return None
-        if permission is Permission.REFUSE:
-            await self._finish("fail_delivery", key, code="encrypted")
-            return None
-        if permission is Permission.WAIT:
-            raise DependencyError(f"room {row.room} cannot be written to yet")
-        if row.state is DeliveryState.CLAIMED:
-            return await self._resume(row)
-        return await self._claim(row)
+        if row is None:
+            return OVER
+        if tried.freeze_anew and row.state is DeliveryState.CLAIMED:
+            permission = self._gate.permission(row.room, epoch=row.epoch, purpose=row.purpose)
+            if permission is Permission.SEND:
+                return await self._claim(row, tried)
+        todo = next_step(row, self._facts(row))
+        if todo.step is Step.ASK_ROOM:
+            return await self._ask_room(row, tried)
+        return await self._do(row, todo, tried)
 
-    async def _resume(self, row: Delivery) -> Claimed | None:
-        """The outcome is unknown: the same again on the same device within the window, else sync decides (E4)."""
-        same_scope = row.device_id == self._gateway.device_id and row.claimed_seconds < RESEND_WINDOW_SECONDS
-        if row.wire is not None and same_scope:
-            return Claimed(row.key, row.turn, row.wire)
-        heard = self._gate.heard_up_to(row.room)
-        if heard is None or row.attempted_seconds - (self._clock.boottime() - heard) < SYNC_DECIDES_SECONDS:
-            self._look_again(row, why="outcome_unknown")
-            return None
-        if row.key.stage is Stage.INITIAL:
-            await self._finish("retire_delivery", row.key, code="never_sent")
-            return None
-        return await self._claim(row)
+    def _facts(self, row: Delivery) -> Facts:
+        heard_at = self._gate.heard_up_to(row.room)
+        return Facts(
+            permission=self._gate.permission(row.room, epoch=row.epoch, purpose=row.purpose),
+            device_id=self._gateway.device_id,
+            is_tombstoned=self._gate.is_tombstoned(row.room),
+            heard_seconds=None if heard_at is None else self._clock.boottime() - heard_at,
+        )
 
-    async def _claim(self, row: Delivery) -> Claimed | None:
-        if row.key.stage is Stage.FINAL and row.initial_state is DeliveryState.CLAIMED:
-            self._look_again(row, why="initial_unknown")
-            return None
-        if row.purpose is Purpose.WITHDRAWAL and row.initial_event is None:
-            await self._finish("retire_delivery", row.key, code="nothing_visible")
-            return None
-        wire = await self._freeze(row)
+    async def _do(self, row: Delivery, todo: Next, tried: Tried) -> Claimed | _Rest | None:
+        match todo.step:
+            case Step.CLAIM:
+                return await self._claim(row, tried)
+            case Step.RESEND:
+                if row.wire is None or not await self._again(row.key):
+                    return OVER
+                return Claimed(row.key, row.turn, row.wire)
+            case Step.WAIT:
+                return None
+            case Step.LATER:
+                log.info("delivery_waits", delivery=str(row.key.delivery), stage=row.key.stage.value, code=todo.code)
+                return _Rest(ASK_AGAIN_SECONDS)
+            case Step.NOTHING:
+                return OVER
+            case _:
+                await self._end(row.key, todo)
+                return _Rest(ASK_AGAIN_SECONDS) if todo.step is Step.FOR_SUCCESSOR else OVER
+
+    async def _ask_room(self, row: Delivery, tried: Tried) -> Claimed | _Rest | None:
+        """A truncated gap hides what happened since the claim, so our own events since then are read (E4)."""
+        try:
+            event = await self._find(row)
+        except MatrixFailure as failure:
+            log.warning("delivery_unknown", delivery=str(row.key.delivery), code=failure.errcode or failure.code)
+            known = failure.retry_class is RetryClass.RETRY
+            return _Rest(ASK_AGAIN_SECONDS if known else ASK_RARELY_SECONDS)
+        if event is None:
+            return await self._do(row, absent(row), tried)
+        await self._acknowledge(row.key, event)
+        return OVER
+
+    async def _find(self, row: Delivery) -> EventId | None:
+        start = row.claim_token
+        while start is not None:
+            page = await self._reader.said_since(row.room, start=start)
+            for event in page.events:
+                marker = read_marker(event.get("content") or {})
+                if marker and (marker.delivery, marker.stage) == (row.key.delivery, row.key.stage):
+                    return EventId(str(event.get("event_id")))
+            start = page.end
+        return None
+
+    async def _claim(self, row: Delivery, tried: Tried) -> Claimed | _Rest:
+        wire = await self._freeze(row, tried)
         if wire is None:
-            await self._finish("fail_delivery", row.key, code="too_large")
-            return None
+            await self._end(row.key, Next(Step.FAIL, "too_large"))
+            return OVER
 
         async def body(tx: Tx) -> bool:
             if row.state is DeliveryState.CLAIMED:
-                await self._outbox.reopen(tx, row.key)
+                await self._outbox.reopen(tx, row.key, code=None)
             return await self._outbox.claim(tx, row.key, wire, edit_target=row.initial_event)
 
         if await self._lease.run("claim_delivery", body):
+            tried.freeze_anew = False
             return Claimed(row.key, row.turn, wire)
-        await self._finish("retire_delivery", row.key, code="epoch")
-        return None
+        await self._end(row.key, Next(Step.RETIRE, "epoch"))
+        return OVER
 
-    async def _freeze(self, row: Delivery) -> WirePayload | None:
+    async def _freeze(self, row: Delivery, tried: Tried) -> WirePayload | None:
         if row.purpose is Purpose.WITHDRAWAL:
             redaction = {"redacts": row.initial_event}
             return await self._gateway.freeze(OutgoingEvent(row.room, "m.room.redaction", redaction, row.key.txn_id))
         content = row.content or {}
         if row.key.stage is Stage.INITIAL:
             content = self._presentation.draft_content(row.key.delivery) or content
-        return await freeze_fitting(self._gateway, row, content)
+        return await freeze_fitting(
+            self._gateway,
+            plain(content) if tried.plain else content,
+            key=row.key,
+            room=row.room,
+            edits=None if tried.plain else row.initial_event,
+            notify=row.notify,
+            reference=str(row.turn),
+            halvings=tried.halvings,
+        )
 
-    async def _attempt(self, claimed: Claimed) -> bool:
-        """One send. True when the delivery is over, however it ended."""
-        if claimed.key in self._visible:
-            return True
-        if (pause := self._pause.seconds_left) > 0:
-            await self._clock.sleep(pause)
+    # ---- one send ---------------------------------------------------------------------------------------------------
+    async def _attempt(self, claimed: Claimed, tried: Tried) -> _Rest | None:
+        """One send. OVER when the delivery has ended, however; None when it is tried again."""
+        self._limits.spend()
         try:
             event = await asyncio.wait_for(self._gateway.send(claimed.wire), self._lease.effect_seconds())
         except TimeoutError:
-            await self._retry_later(claimed, code="network")
-            return False
+            await self._failed(claimed.key, code="network")
+            return None
         except MatrixDeliveryFailure as failure:
-            return await self._failed(claimed, failure)
-        self._metrics.sends.labels("ok").inc()
-        self._became_visible(claimed.key, event)
+            return await self._refused(claimed, failure, tried)
+        self._said += 1
+        self._limits.said()
+        await self._acknowledge(claimed.key, event)
+        return OVER
+
+    async def _refused(self, claimed: Claimed, failure: MatrixDeliveryFailure, tried: Tried) -> _Rest | None:
+        code = failure.errcode or failure.failure_class.value
+        log.info("delivery_failed", delivery=str(claimed.key.delivery), status=failure.status, errcode=code)
+        self._limits.refused(failure)
+        self._count(failure, tried)
+        match remedy(failure, stage=claimed.key.stage, content=claimed.wire.content, tried=tried):
+            case Remedy.FAIL:
+                await self._end(claimed.key, Next(Step.FAIL, code))
+                return OVER
+            case Remedy.SAID:
+                await self._end(claimed.key, Next(Step.RETIRE, code))
+                return OVER
+            case Remedy.LOOK_UP:
+                await self._failed(claimed.key, code=code)
+                return _Rest(ASK_AGAIN_SECONDS)
+            case Remedy.FETCH_RELATED:
+                tried.fetched = True
+                await self._fetch_related(claimed.wire)
+            case Remedy.PLAIN:
+                tried.plain = tried.freeze_anew = True
+            case Remedy.SMALLER:
+                tried.halvings, tried.freeze_anew = tried.halvings + 1, True
+            case Remedy.AGAIN:
+                pass
+        await self._failed(claimed.key, code=code)
+        return None
+
+    def _count(self, failure: MatrixDeliveryFailure, tried: Tried) -> None:
+        if failure.status < 500:
+            tried.server_errors = 0
+            return
+        if tried.server_errors == 0:
+            tried.said_before = self._said
+        tried.server_errors += 1
+        tried.said_by_others = self._said - tried.said_before
+
+    async def _fetch_related(self, wire: WirePayload) -> None:
+        """A server that has not the event takes no relation to it; asking makes it look for it."""
+        try:
+            await self._reader.event(wire.room, EventId(str(relation(wire.content).get("event_id"))))
+        except MatrixFailure as failure:
+            log.info("related_event_unknown", room=wire.room, code=failure.errcode or failure.code)
+
+    # ---- what becomes of the row -------------------------------------------------------------------------------------
+    async def _acknowledge(self, key: DeliveryKey, event: EventId) -> None:
+        self._became_visible(key, event)
 
         async def body(tx: Tx) -> None:
-            await self._outbox.ack(tx, claimed.key, event)
+            await self._outbox.ack(tx, key, event)
 
         await self._lease.run("ack_delivery", body)
-        return True
 
-    async def _failed(self, claimed: Claimed, failure: MatrixDeliveryFailure) -> bool:
-        code = failure.errcode or failure.failure_class.value
-        self._metrics.sends.labels(errcode_label(code)).inc()
-        log.info("delivery_failed", delivery=str(claimed.key.delivery), status=failure.status, errcode=code)
-        if failure.retry_class is not RetryClass.RETRY:
-            await self._finish("fail_delivery", claimed.key, code=code)
-            return True
-        if failure.failure_class is MatrixFailureClass.RATE_LIMITED:
-            seconds = failure.retry_after_seconds or 5.0
-            self._pause.extend(seconds)
-            self._metrics.rate_limited_seconds.inc(seconds)
-        await self._retry_later(claimed, code=code)
-        return False
+    async def _again(self, key: DeliveryKey) -> bool:
+        async def body(tx: Tx) -> bool:
+            return await self._outbox.note_attempt(tx, key)
 
-    async def _retry_later(self, claimed: Claimed, *, code: str) -> None:
+        return await self._lease.run("claim_delivery", body)
+
+    async def _failed(self, key: DeliveryKey, *, code: str) -> None:
         async def body(tx: Tx) -> None:
-            await self._outbox.retry_later(tx, claimed.key, code=code, delay_seconds=self._pause.seconds_left)
+            await self._outbox.retry_later(tx, key, code=code, delay_seconds=self._limits.seconds_left)
 
         await self._lease.run("fail_delivery", body)
 
-    async def _finish(self, transaction: str, key: DeliveryKey, *, code: str) -> None:
+    async def _end(self, key: DeliveryKey, ending: Next) -> None:
         async def body(tx: Tx) -> None:
-            if transaction == "retire_delivery":
-                await self._outbox.retire(tx, key, code=code)
+            if ending.step is Step.RETIRE:
+                await self._outbox.retire(tx, key, code=ending.code)
+            elif ending.step is Step.FOR_SUCCESSOR:
+                await self._outbox.reopen(tx, key, code=ending.code)
             else:
-                await self._outbox.fail(tx, key, code=code)
+                await self._outbox.fail(tx, key, code=ending.code)
 
-        await self._lease.run(transaction, body)
-
-
-async def freeze_fitting(gateway: DeliveryGateway, row: Delivery, content: JsonObject) -> WirePayload | None:
-    """Freeze `content` as a new message, or as an edit of the visible INITIAL; smaller and smaller until it fits."""
-    candidate: JsonObject | None = content
-    while candidate is not None:
-        final_edit = row.key.stage is Stage.FINAL and row.initial_event is not None
-        shaped = (
-            as_edit(candidate, row.initial_event, newly_mentioned=row.notify)
-            if final_edit and row.initial_event is not None
-            else candidate
-        )
-        try:
-            return await gateway.freeze(OutgoingEvent(row.room, "m.room.message", shaped, row.key.txn_id))
-        except MatrixDeliveryFailure as failure:
-            if failure.failure_class is not MatrixFailureClass.TOO_LARGE:
-                raise
-            candidate = smaller(candidate, reference=str(row.turn))
-    return None
+        await self._lease.run("retire_delivery" if ending.step is Step.RETIRE else "fail_delivery", body)

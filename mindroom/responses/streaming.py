@@ -11,18 +11,18 @@ import structlog
 
 from mindroom.core.clock import Clock
 from mindroom.core.content import DeliveryMarker, JsonObject, as_edit, message_content
-from mindroom.core.errors import DependencyError, MatrixDeliveryFailure, MatrixFailureClass
+from mindroom.core.errors import DependencyError, MatrixDeliveryFailure
 from mindroom.core.ids import DeliveryId, Epoch, EventId, Fence, TurnId
 from mindroom.core.markdown import render
-from mindroom.core.metrics import Metrics, errcode_label
+from mindroom.core.metrics import Metrics
 from mindroom.core.ports import DeliveryGateway, OutgoingEvent
 from mindroom.core.seams import Seams
 from mindroom.core.transactions import progress_txn_id
 from mindroom.core.values import MessageTarget, Stage
 from mindroom.db.lease import Lease
 from mindroom.outbox.gate import Permission, SendGate
+from mindroom.outbox.limits import SendLimits
 from mindroom.outbox.records import Purpose
-from mindroom.outbox.worker import SendPause
 from mindroom.responses.cadence import DEFAULT_CADENCE, EditProgress, wait_seconds
 from mindroom.responses.loop import TEXT_ADDED, TEXT_RESTARTED, RunKey, TextAdded, TextRestarted
 
@@ -32,6 +32,7 @@ WORKING = "⋯"
 """What an INITIAL says without text, and how every progress text ends."""
 IN_FLIGHT_PATIENCE_SECONDS = 5.0
 """hand_off waits this long for a progress edit that is on its way (E11)."""
+TOLD_SECONDS = 3600.0
 
 
 def initial_content(
@@ -83,7 +84,7 @@ class Streaming:
         *,
         gateway: DeliveryGateway,
         gate: SendGate,
-        pause: SendPause,
+        limits: SendLimits,
         seams: Seams,
         clock: Clock,
         metrics: Metrics,
@@ -91,13 +92,13 @@ class Streaming:
         self._lease = lease
         self._gateway = gateway
         self._gate = gate
-        self._pause = pause
+        self._limits = limits
         self._clock = clock
         self._metrics = metrics
         self._by_run: dict[RunKey, AnswerStream] = {}
         self._by_delivery: dict[DeliveryId, AnswerStream] = {}
         self._last_number = 0
-        self._told: set[DeliveryId] = set()
+        self._told: dict[DeliveryId, float] = {}
         seams.listen(TEXT_ADDED, self._text_added)
         seams.listen(TEXT_RESTARTED, self._text_restarted)
 
@@ -137,11 +138,10 @@ class Streaming:
 
     async def close(self, stream: AnswerStream) -> None:
         """No more progress; waits a little for an edit that is on its way (E11)."""
-        self._by_run.pop(stream.run, None)
+        is_open = self._by_run.pop(stream.run, None) is not None
         self._by_delivery.pop(stream.delivery, None)
-        was_shown = stream.task is not None
         await self._end_progress(stream)
-        if was_shown:
+        if is_open and stream.task is not None:
             self._metrics.edits_per_answer.observe(stream.edits)
 
     async def _end_progress(self, stream: AnswerStream) -> None:
@@ -157,18 +157,16 @@ class Streaming:
                 await asyncio.gather(stream.task, return_exceptions=True)
 
     async def tell(self, stream: AnswerStream, text: str) -> None:
-        """Replace the visible placeholder's text by a sentence of ours, once until other text is shown (C2).
+        """Replace the visible placeholder's text by a sentence of ours, once an hour until other text is shown (C2).
 
         Without a placeholder nothing happens; the run has failed, so its progress ends first.
         """
+        now = self._clock.boottime()
+        self._told = {delivery: at for delivery, at in self._told.items() if now - at < TOLD_SECONDS}
         if stream.event is not None and stream.delivery not in self._told:
-            self._told.add(stream.delivery)
+            self._told[stream.delivery] = now
             await self._end_progress(stream)
             await self._edit(stream, text)
-
-    def forget(self, stream: AnswerStream) -> None:
-        """The answer is handed off: there is no later run of it."""
-        self._told.discard(stream.delivery)
 
     # ---- listeners -------------------------------------------------------------------------------------------------
     def _text_added(self, added: TextAdded) -> None:
@@ -201,10 +199,10 @@ class Streaming:
             if wait is None:
                 stream.changed.clear()
                 await stream.changed.wait()
-            elif (wait := max(wait, self._pause.seconds_left)) > 0:
+            elif (wait := max(wait, self._limits.progress_seconds)) > 0:
                 await self._clock.sleep(wait)
             else:
-                self._told.discard(stream.delivery)
+                self._told.pop(stream.delivery, None)
                 await self._edit(stream, stream.text)
 
     async def _edit(self, stream: AnswerStream, text: str) -> None:
@@ -215,11 +213,8 @@ class Streaming:
         stream.in_flight = asyncio.get_running_loop().create_future()
         try:
             await asyncio.wait_for(self._send(stream, text), self._lease.effect_seconds())
-            self._metrics.sends.labels("ok").inc()
         except MatrixDeliveryFailure as failure:
-            self._metrics.sends.labels(errcode_label(failure.errcode or failure.failure_class.value)).inc()
-            if failure.failure_class is MatrixFailureClass.RATE_LIMITED:
-                self._pause.extend(failure.retry_after_seconds or 5.0)
+            self._limits.refused(failure)
         except (DependencyError, TimeoutError):
             log.debug("progress_edit_dropped", delivery=str(stream.delivery))
         finally:
@@ -238,4 +233,6 @@ class Streaming:
         wire = await self._gateway.freeze(
             OutgoingEvent(stream.target.room, "m.room.message", as_edit(content, stream.event, newly_mentioned=()), txn)
         )
+        self._limits.spend()
         await self._gateway.send(wire)
+        self._limits.said()

@@ -16,7 +16,6 @@ from mindroom.db.lease import Lease
 from mindroom.journal.rooms import RoomBook
 from mindroom.journal.store import Journal
 from mindroom.outbox.records import (
-    Claimed,
     DeliveryKey,
     DeliveryState,
     NewDelivery,
@@ -76,8 +75,9 @@ class TurnTransitions:
             initial = initial_content(
                 turn=turn.turn_id, generation=turn.generation, delivery=key.delivery, target=turn.target
             )
-            await self.outbox.queue(tx, self._delivery(turn, key, initial), delay_seconds=PLACEHOLDER_DELAY_SECONDS)
-            tx.after_commit(lambda: self.worker.offer(turn.target.room, key, delay_seconds=PLACEHOLDER_DELAY_SECONDS))
+            new = self._delivery(turn, key, initial)
+            await self.outbox.queue(tx, new, delay_seconds=PLACEHOLDER_DELAY_SECONDS)
+            tx.after_commit(lambda: self.worker.offer(new, delay_seconds=PLACEHOLDER_DELAY_SECONDS))
 
         await self.lease.run("open_turn", body)
 
@@ -113,12 +113,12 @@ class TurnTransitions:
             new = self._delivery(turn, final, answer.content, notify=answer.notify)
             gone = state in (None, DeliveryState.RETIRED, DeliveryState.FAILED)
             as_foreseen = (gone and edits is None) or (state is DeliveryState.ACKED and event == edits)
-            if wire is not None and as_foreseen and self.worker.is_free(turn.target.room, epoch=turn.epoch):
+            if wire is not None and as_foreseen and self.worker.is_free(new):
                 await self.outbox.queue_claimed(tx, new, wire, edit_target=edits)
-                tx.after_commit(lambda: self.worker.offer_claimed(Claimed(final, turn.turn_id, wire)))
+                tx.after_commit(lambda: self.worker.offer(new, wire=wire))
             else:
                 await self.outbox.queue(tx, new)
-                tx.after_commit(lambda: self.worker.offer(turn.target.room, final))
+                tx.after_commit(lambda: self.worker.offer(new))
             tx.after_commit(lambda: self.worker.withdraw(initial))
 
         await self.lease.run("hand_off", body)

@@ -50,17 +50,15 @@ class TurnRelease:
 
     async def _withdraw(self, tx: Tx, placeholder: ClosedPlaceholder) -> None:
         key = DeliveryKey(placeholder.delivery, Stage.FINAL)
-        await self.outbox.queue(
-            tx,
-            NewDelivery(
-                key=key,
-                turn=placeholder.turn,
-                generation=placeholder.generation,
-                purpose=Purpose.WITHDRAWAL,
-                room=placeholder.room,
-                thread=placeholder.thread,
-                epoch=placeholder.epoch,
-                content={},
-            ),
+        new = NewDelivery(
+            key=key,
+            turn=placeholder.turn,
+            generation=placeholder.generation,
+            purpose=Purpose.WITHDRAWAL,
+            room=placeholder.room,
+            thread=placeholder.thread,
+            epoch=placeholder.epoch,
+            content={},
         )
-        tx.after_commit(lambda: self.worker.offer(placeholder.room, key))
+        await self.outbox.queue(tx, new)
+        tx.after_commit(lambda: self.worker.offer(new))
