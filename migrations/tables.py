@@ -415,6 +415,7 @@ Table(
     _id("edit_target", nullable=True),
     _id("txn_id"),
     _id("device_id", nullable=True),
+    _text("claim_token", nullable=True),
     _time("not_before", default=NOW),
     _time("queued_at", default=NOW),
     _int("attempts", default=ZERO),

@@ -196,6 +196,7 @@ COMMENT ON COLUMN delivery_outbox.notify IS 'Users that the message mentions, so
 COMMENT ON COLUMN delivery_outbox.edit_target IS 'Our event that this one edits; NULL: a new event.';
 COMMENT ON COLUMN delivery_outbox.txn_id IS 'Matrix transaction id, the same for every attempt.';
 COMMENT ON COLUMN delivery_outbox.device_id IS 'Device whose transaction scope the attempts use.';
+COMMENT ON COLUMN delivery_outbox.claim_token IS 'Sync token at the claim: from there the room is read when sync could not show an echo (E4).';
 COMMENT ON COLUMN delivery_outbox.not_before IS 'Earliest time of the first attempt.';
 COMMENT ON COLUMN delivery_outbox.attempts IS 'Attempts so far.';
 COMMENT ON COLUMN delivery_outbox.next_attempt_at IS 'End of its back-off; NULL: at once.';

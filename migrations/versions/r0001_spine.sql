@@ -314,6 +314,7 @@ CREATE TABLE delivery_outbox (
     edit_target text COLLATE "C",
     txn_id text COLLATE "C" NOT NULL,
     device_id text COLLATE "C",
+    claim_token text,
     not_before timestamptz NOT NULL DEFAULT mindroom_now(),
     queued_at timestamptz NOT NULL DEFAULT mindroom_now(),
     attempts integer NOT NULL DEFAULT 0,

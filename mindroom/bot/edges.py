@@ -6,7 +6,7 @@ from typing import Protocol
 from mindroom.core.clock import Clock
 from mindroom.core.ids import DeviceId, RoomId, UserId
 from mindroom.core.metrics import Metrics, errcode_label
-from mindroom.core.ports import AttentionPort, DeliveryGateway, HistoryPort, MembershipPort, SyncPort
+from mindroom.core.ports import AttentionPort, DeliveryGateway, HistoryPort, MembershipPort, RoomReader, SyncPort
 from mindroom.matrix.accounts import AccountSession, ensure_display_name
 from mindroom.matrix.attention import MatrixAttention
 from mindroom.matrix.client import MatrixClient
@@ -26,6 +26,7 @@ class Edges:
     membership: MembershipPort
     attention: AttentionPort
     gateway: DeliveryGateway
+    reader: RoomReader
     client: MatrixClient
 
     async def set_display_name(self, name: str) -> None:
@@ -83,6 +84,7 @@ class HomeserverConnect:
             membership=MatrixMembership(client),
             attention=MatrixAttention(client),
             gateway=MatrixGateway(client),
+            reader=MatrixHistory(client),
             client=client,
         )
 

@@ -180,7 +180,7 @@ def _saying(
         lease,
         outbox=ledgers.outbox,
         gateway=edges.gateway,
-        reader=edges.history,
+        reader=edges.reader,
         gate=gate,
         presentation=streaming,
         limits=limits,

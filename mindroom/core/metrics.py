@@ -78,6 +78,9 @@ class Metrics:
             "outbox_oldest_seconds", "Age of the oldest unacknowledged delivery.", "principal"
         )
         self.sends = counter("sends", "Send attempts.", "errcode")
+        self.sends_refused = gauge(
+            "sends_refused", "1 while the homeserver refuses all that the account sends.", "principal"
+        )
         self.rate_limited_seconds = counter("rate_limited_seconds", "Seconds of pause asked for by the homeserver.")
         self.deliveries_adopted = counter("deliveries_adopted", "Deliveries acknowledged by their own echo.")
         self.homeserver_seconds = histogram("homeserver_seconds", "One homeserver request.", "name")

@@ -44,6 +44,18 @@ class HistoryPort(Protocol):
         ...
 
 
+class RoomReader(Protocol):
+    """What a room holds, asked when sync could not show it."""
+
+    async def said_since(self, room: RoomId, *, start: SyncToken) -> HistoryPage:
+        """One page of our own events after `start`, oldest first. Raises MatrixFailure."""
+        ...
+
+    async def event(self, room: RoomId, event: EventId) -> JsonObject:
+        """One event as the server has it, fetched from other servers when it has it not. Raises MatrixFailure."""
+        ...
+
+
 class MembershipPort(Protocol):
     """Joining and leaving; each call is repeatable (E12)."""
 

@@ -35,6 +35,7 @@ class MatrixCall(StrEnum):
     SYNC = "sync"
     SEND = "send"
     MESSAGES = "messages"
+    GET_EVENT = "get_event"
     JOIN = "join"
     LEAVE = "leave"
     INVITE = "invite"

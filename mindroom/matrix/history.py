@@ -1,15 +1,21 @@
-"""Walking a room's timeline backwards, page by page. Never decides where a gap ends (B2)."""
+"""Reading a room's timeline, page by page. Never decides where a gap ends (B2)."""
 
+import json
+from typing import Final
+
+from mindroom.core.content import JsonObject
 from mindroom.core.errors import MatrixFailure, MatrixFailureClass
-from mindroom.core.ids import RoomId, SyncToken
+from mindroom.core.ids import EventId, RoomId, SyncToken
 from mindroom.core.ports import HistoryPage
 from mindroom.core.text import storable
 from mindroom.matrix.client import MatrixCall, MatrixClient
 from mindroom.matrix.paths import client_path
 
+_PAGE_EVENTS: Final = 100
+
 
 class MatrixHistory:
-    """HistoryPort over one client."""
+    """HistoryPort and RoomReader over one client."""
 
     def __init__(self, client: MatrixClient) -> None:
         self._client = client
@@ -22,6 +28,21 @@ class MatrixHistory:
         query = [("dir", "b"), ("from", start), ("limit", str(limit))]
         if stop is not None:
             query.append(("to", stop))
+        return await self._page(room, query, start=start)
+
+    async def said_since(self, room: RoomId, *, start: SyncToken) -> HistoryPage:
+        """One page of our own events after `start`, oldest first; filtered by the server (E4). Raises MatrixFailure."""
+        own = json.dumps({"senders": [self._client.user_id]})
+        query = [("dir", "f"), ("from", start), ("limit", str(_PAGE_EVENTS)), ("filter", own)]
+        return await self._page(room, query, start=start)
+
+    async def event(self, room: RoomId, event: EventId) -> JsonObject:
+        """One event; a server that has it not asks the others of the room (E6). Raises MatrixFailure."""
+        return await self._client.request(
+            MatrixCall.GET_EVENT, method="GET", path=client_path("rooms", room, "event", event)
+        )
+
+    async def _page(self, room: RoomId, query: list[tuple[str, str]], *, start: SyncToken) -> HistoryPage:
         answer = await self._client.request(
             MatrixCall.MESSAGES, method="GET", path=client_path("rooms", room, "messages", query=query)
         )

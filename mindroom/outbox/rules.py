@@ -136,7 +136,7 @@ class Tried:
 
 
 def remedy(failure: MatrixDeliveryFailure, *, stage: Stage, content: JsonObject, tried: Tried) -> Remedy:
-    """What a refused send means, by class, status and errcode alone (E6)."""
+    """What a refused send means, by class, status and errcode alone (E6); a refused placeholder is given up (E3)."""
     match failure.failure_class:
         case MatrixFailureClass.SERVER if failure.status >= 500:
             stuck = tried.server_errors >= SERVER_ERRORS and tried.said_by_others > 0
@@ -156,7 +156,7 @@ def remedy(failure: MatrixDeliveryFailure, *, stage: Stage, content: JsonObject,
         case MatrixFailureClass.BAD_REQUEST if failure.errcode == "M_DUPLICATE_ANNOTATION":
             return Remedy.SAID
         case MatrixFailureClass.BAD_REQUEST if failure.status == 400 and failure.errcode not in _NO_RELATION:
-            if not relation(content).get("rel_type"):
+            if stage is Stage.INITIAL or not relation(content).get("rel_type"):
                 return Remedy.FAIL
             return Remedy.PLAIN if tried.fetched else Remedy.FETCH_RELATED
         case _:

@@ -89,7 +89,7 @@ class OutboxWorker:
         return may_go and self._lanes.is_idle(new.conversation)
 
     def offer(self, new: NewDelivery, *, wire: WirePayload | None = None, delay_seconds: float = 0.0) -> None:
-        """Say a row, not before `delay_seconds` from now; with `wire` one that was claimed in the commit that owes it."""
+        """Say a row, not before `delay_seconds` from now; with `wire` one claimed in the commit that owes it."""
         claimed = None if wire is None else Claimed(new.key, new.turn, wire)
         self._lanes.put(Waiting(new.conversation, new.key, claimed), delay_seconds=delay_seconds)
 

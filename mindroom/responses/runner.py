@@ -24,8 +24,8 @@ from mindroom.core.ids import EventId
 from mindroom.core.metrics import Metrics
 from mindroom.core.ports import DeliveryGateway, WirePayload
 from mindroom.core.values import Stage
-from mindroom.outbox.records import Delivery, DeliveryKey, DeliveryState, Purpose, answer_delivery_id
-from mindroom.outbox.worker import freeze_fitting
+from mindroom.outbox.fitting import freeze_fitting
+from mindroom.outbox.records import DeliveryKey, answer_delivery_id
 from mindroom.responses.answer import answered, failed, reference
 from mindroom.responses.assembly import Responder, ResponseIntent
 from mindroom.responses.attempt import ResponseAttemptRunner
@@ -65,20 +65,19 @@ class ResponseRunner:
             scope.attach(task)
         started = self.clock.boottime()
         turn = await self._turn(intent)
-        async with self.signs.shown(turn.target, anchor=turn.anchor.event_id):
-            stream = await self._stream(turn)
-            try:
+        stream = await self._stream(turn)
+        try:
+            async with self.signs.shown(turn.target, anchor=turn.anchor.event_id):
                 answer = await self._answer(turn, intent, stream, started)
-            except DependencyError as error:
-                if error.retry_class is RetryClass.RETRY:
-                    await self._say_still_trying(turn, stream)
-                raise
-            finally:
                 await self.streaming.close(stream)
-            wire = await self._freeze(turn, answer, stream.event)
-            await self.transitions.hand_off(turn, answer, wire=wire, edits=stream.event)
-        self.transitions.worker.forget(self._initial(turn))
-        self.streaming.forget(stream)
+                wire = await self._freeze(turn, answer, stream.event)
+                await self.transitions.hand_off(turn, answer, wire=wire, edits=stream.event)
+        except DependencyError as error:
+            if error.retry_class is RetryClass.RETRY:
+                await self._say_still_trying(turn, stream)
+            raise
+        finally:
+            await self.streaming.close(stream)
         self.metrics.turn_seconds.labels(answer.outcome).observe(self.clock.boottime() - started)
         log.info("turn_closed", turn_id=str(turn.turn_id), outcome=answer.outcome, sources=len(turn.sources))
 
@@ -108,10 +107,9 @@ class ResponseRunner:
         return DeliveryKey(answer_delivery_id(turn.turn_id, turn.generation), Stage.INITIAL)
 
     async def _stream(self, turn: TurnRecord) -> AnswerStream:
-        """Begin presentation; a resumed turn adopts the placeholder that stands already."""
-        key = self._initial(turn)
-        visible = self.transitions.worker.visible_event(key)
-        if turn.opened_at is not None and visible is None:
+        """Begin presentation, before a placeholder can be there; a resumed turn adopts the one that stands already."""
+        key, visible = self._initial(turn), None
+        if turn.opened_at is not None:
             row = await self.transitions.outbox.load(key)
             visible = row.acked_event if row is not None else None
         run = RunKey(turn.turn_id, turn.generation)
@@ -137,26 +135,16 @@ class ResponseRunner:
 
     async def _freeze(self, turn: TurnRecord, answer: Answer, visible: EventId | None) -> WirePayload | None:
         """The FINAL as it will go out if the placeholder stands as we see it; None leaves freezing to the worker."""
-        delivery = Delivery(
-            key=DeliveryKey(answer_delivery_id(turn.turn_id, turn.generation), Stage.FINAL),
-            turn=turn.turn_id,
-            purpose=Purpose.ANSWER,
-            room=turn.target.room,
-            epoch=turn.epoch,
-            content=answer.content,
-            notify=answer.notify,
-            wire=None,
-            device_id=None,
-            attempts=0,
-            state=DeliveryState.QUEUED,
-            acked_event=None,
-            initial_state=None,
-            initial_event=visible,
-            claimed_seconds=0.0,
-            attempted_seconds=0.0,
-        )
         try:
-            return await freeze_fitting(self.gateway, delivery, answer.content)
+            return await freeze_fitting(
+                self.gateway,
+                answer.content,
+                key=DeliveryKey(answer_delivery_id(turn.turn_id, turn.generation), Stage.FINAL),
+                room=turn.target.room,
+                edits=visible,
+                notify=answer.notify,
+                reference=str(turn.turn_id),
+            )
         except MatrixDeliveryFailure:
             return None
 

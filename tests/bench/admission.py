@@ -16,7 +16,8 @@ from mindroom.db.engine import Database
 from mindroom.db.lease import Lease, LeaseKeeper, LeaseTimes
 from mindroom.journal.records import Hearer
 from mindroom.journal.trust import CheckpointTrust, TrustEvent
-from mindroom.outbox.worker import OutboxWorker, SendPause
+from mindroom.outbox.limits import SendLimits
+from mindroom.outbox.worker import OutboxWorker
 from mindroom.turns.release import TurnRelease
 from mindroom.turns.running import RunningTurns
 from tests.support.ledgers import add_principal, add_process
@@ -94,7 +95,8 @@ async def admitter_for(lease: Lease, clock: SystemClock) -> Admitter:
         gateway=None,  # type: ignore[arg-type]  # nothing is sent here
         gate=StartGate(ledgers.book),
         presentation=_NoPresentation(),
-        pause=SendPause(clock),
+        reader=None,  # type: ignore[arg-type]
+        limits=SendLimits(clock, metrics=metrics, name=lease.name),
         clock=clock,
         metrics=metrics,
     )

@@ -139,12 +139,12 @@ async def test_a_failed_attempt_leaves_the_claim_and_waits(ledgers: Ledgers) -> 
     async with ledgers.lease.transaction("retry_delivery") as tx:
         await ledgers.outbox.retry_later(tx, made.key, code="network", delay_seconds=30)
     found = await row(ledgers, made)
-    assert (found.state, found.attempts, found.wire) == (DeliveryState.CLAIMED, 2, wire(made))
+    assert (found.state, found.attempts, found.wire) == (DeliveryState.CLAIMED, 1, wire(made))
     (owed,) = await ledgers.outbox.owed()
     assert 20 < owed.due_in_seconds <= 30
     await move_database_clock(ledgers.database, 60)
     (owed,) = await ledgers.outbox.owed()
-    assert owed.due_in_seconds == 0
+    assert owed.due_in_seconds <= 0
     assert 60 <= (await row(ledgers, made)).claimed_seconds < 70
 
 

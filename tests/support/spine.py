@@ -100,6 +100,32 @@ class ScriptedHistory:
         return page
 
 
+@dataclass
+class ScriptedRoom:
+    """RoomReader: what a gateway took is what the room holds; a failure ends every question."""
+
+    gateway: "ScriptedGateway"
+    failure: Exception | None = None
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    """Where each reading began, or the event asked for."""
+    page_events: int = 1
+
+    async def said_since(self, room: RoomId, *, start: SyncToken) -> HistoryPage:
+        self.asked.append((room, start))
+        if self.failure is not None:
+            raise self.failure
+        first = int(start.partition("+")[2] or 0)
+        said = [{"event_id": event, "content": wire.content} for event, wire in self.gateway.visible(room)]
+        end = f"{start.partition('+')[0]}+{first + self.page_events}" if said[first:] else None
+        return HistoryPage(said[first : first + self.page_events], SyncToken(end) if end else None)
+
+    async def event(self, room: RoomId, event: EventId) -> Event:
+        self.asked.append((room, event))
+        if self.failure is not None:
+            raise self.failure
+        return {"event_id": event}
+
+
 class ScriptedMembership:
     """MembershipPort that remembers."""
 
@@ -300,10 +326,14 @@ class Spine:
     membership: ScriptedMembership = field(default_factory=ScriptedMembership)
     gateway: ScriptedGateway = field(default_factory=ScriptedGateway)
     model: ScriptedModel = field(default_factory=ScriptedModel)
+    room: ScriptedRoom = field(init=False)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     lease: Lease | None = None
     task: asyncio.Task[None] | None = None
     _tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.room = ScriptedRoom(self.gateway)
 
     # ---- life ---------------------------------------------------------------------------------------------------
     async def start(self) -> None:
@@ -317,6 +347,7 @@ class Spine:
             membership=self.membership,
             attention=SilentAttention(),
             gateway=self.gateway,
+            reader=self.room,
             client=cast("MatrixClient", None),
         )
         needs = BotNeeds(

@@ -6,25 +6,33 @@ from uuid import UUID
 import pytest
 
 from mindroom.core.clock import TestClock
-from mindroom.core.ids import DeliveryId
+from mindroom.core.errors import MatrixDeliveryFailure, MatrixFailureClass
+from mindroom.core.ids import DeliveryId, PrincipalName
+from mindroom.core.metrics import Metrics
 from mindroom.core.values import Stage
+from mindroom.outbox.limits import SendLimits
 from mindroom.outbox.records import DeliveryKey
-from mindroom.outbox.worker import SendPause
 from tests.support.events import message
 from tests.support.spine import open_spine
 
 
+def limited(seconds: float | None) -> MatrixDeliveryFailure:
+    return MatrixDeliveryFailure("send", MatrixFailureClass.RATE_LIMITED, status=429, retry_after_seconds=seconds)
+
+
 async def test_e5_the_longest_pause_wins_and_runs_out() -> None:
     clock = TestClock()
-    pause = SendPause(clock)
-    assert pause.seconds_left == 0
-    pause.extend(30)
-    pause.extend(10)
-    assert pause.seconds_left == 30
+    limits = SendLimits(clock, metrics=Metrics(), name=PrincipalName("agent"))
+    assert limits.seconds_left == 0
+    limits.refused(limited(30))
+    limits.refused(limited(10))
+    assert limits.seconds_left == 30
     await clock.advance(29)
-    assert pause.seconds_left == 1
+    assert limits.seconds_left == 1
     await clock.advance(60)
-    assert pause.seconds_left == 0
+    assert limits.seconds_left == 0
+    limits.refused(limited(None))
+    assert limits.seconds_left == 5
 
 
 @pytest.mark.parametrize("stage", [Stage.INITIAL, Stage.FINAL])
