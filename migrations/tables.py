@@ -308,6 +308,7 @@ Table(
     _big("page", default=ZERO),
     _big("floor"),
     _int("epoch"),
+    _big("late_before_ms", nullable=True),
     _text("state", default=text("'repairable'")),
     _int("attempts", default=ZERO),
     _time("next_attempt_at", nullable=True),

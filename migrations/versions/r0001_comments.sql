@@ -127,12 +127,13 @@ COMMENT ON COLUMN room_state.sender IS 'Who set it.';
 COMMENT ON COLUMN room_state.content IS 'Its content now.';
 COMMENT ON INDEX room_state_pkey IS 'One value per state key, as in the room.';
 
-COMMENT ON COLUMN room_history_recovery.to_token IS 'Where the limited response began: end of the gap.';
-COMMENT ON COLUMN room_history_recovery.from_token IS 'Where the sync before it ended: start of the gap.';
+COMMENT ON COLUMN room_history_recovery.to_token IS 'Token the limited response was asked with: older end of the gap; empty when no token was usable and receipts before the floor end it (B4).';
+COMMENT ON COLUMN room_history_recovery.from_token IS 'Where the timeline of the limited response began: newer end of the gap.';
 COMMENT ON COLUMN room_history_recovery.cursor IS 'Where the walk goes on; NULL before its first page.';
 COMMENT ON COLUMN room_history_recovery.page IS 'Pages walked so far.';
 COMMENT ON COLUMN room_history_recovery.floor IS 'Newest receipt before the limited response: base of recovered order keys.';
 COMMENT ON COLUMN room_history_recovery.epoch IS 'Membership generation the gap belongs to.';
+COMMENT ON COLUMN room_history_recovery.late_before_ms IS 'Events with an older Matrix time are late: 24 h before the sync that was certified last before the gap (A3).';
 COMMENT ON COLUMN room_history_recovery.attempts IS 'How often a page failed since the last one that did not.';
 COMMENT ON COLUMN room_history_recovery.next_attempt_at IS 'End of its back-off; NULL: at once.';
 COMMENT ON COLUMN room_history_recovery.last_error IS 'Class and code of the last failure, never its text.';

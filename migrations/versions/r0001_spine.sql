@@ -214,6 +214,7 @@ CREATE TABLE room_history_recovery (
     page bigint NOT NULL DEFAULT 0,
     floor bigint NOT NULL,
     epoch integer NOT NULL,
+    late_before_ms bigint,
     state text NOT NULL DEFAULT 'repairable'
         CONSTRAINT room_history_recovery_state CHECK (state IN ('repairable', 'repaired')),
     attempts integer NOT NULL DEFAULT 0,

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from mindroom.core.content import DeliveryMarker, message_content
+from mindroom.core.content import DeliveryMarker, JsonObject, message_content
+from mindroom.core.errors import DatabaseUnavailable, FenceLost
 from mindroom.core.ids import THREAD_MAIN, EventId, RoomId, SyncToken, TurnId
 from mindroom.core.metrics import Metrics
-from mindroom.core.ports import SyncBatch
-from mindroom.core.values import MessageTarget, OrderKey, Stage
+from mindroom.core.values import Action, MessageTarget, OrderKey, Reason, Stage, Verdict
 from mindroom.db.engine import Tx
 from mindroom.db.lease import Lease
 from mindroom.journal.classify import classify_sync
@@ -22,7 +22,6 @@ from mindroom.journal.recovery import Recovery
 from mindroom.journal.reduce import plain_originals
 from mindroom.journal.rooms import RoomBook
 from mindroom.journal.store import Journal
-from mindroom.journal.trust import CheckpointTrust
 from mindroom.outbox.records import DeliveryKey, NewDelivery, Purpose, answer_delivery_id, notice_delivery_id
 from mindroom.outbox.store import EchoRow, Outbox
 from mindroom.outbox.worker import OutboxWorker
@@ -31,6 +30,12 @@ from mindroom.turnstore.store import TurnStore
 
 CANNOT_READ = "This room is encrypted and I cannot read it yet."
 """The one sentence that is ever said in plain in an encrypted room (A7)."""
+
+_LATE = Verdict(Action.IGNORE, Reason.LATE).outcome
+
+
+class _Undo(Exception):
+    """Ends a trial whose commit is not wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,35 +66,58 @@ class Admitter:
     metrics: Metrics
     hooks: AdmissionHooks
 
-    def classify(self, batch: SyncBatch, *, since: SyncToken | None) -> Admission:
+    def classify(self, raw: JsonObject, *, since: SyncToken | None, certified_ms: int | None) -> Admission:
         """What the response means for this principal."""
-        return classify_sync(batch.raw, hearer=self.hearer, book=self.book, since=since)
+        return classify_sync(raw, hearer=self.hearer, book=self.book, since=since, certified_ms=certified_ms)
 
-    async def admit(self, admission: Admission, *, token: SyncToken, trust: CheckpointTrust) -> None:
-        """Commit a response with its token. Raises DatabaseUnavailable when nothing of it is stored, FenceLost."""
+    async def admit(self, admission: Admission, checkpoint: Checkpoint) -> int | None:
+        """Commit a response with its token. Raises DatabaseUnavailable when nothing of it is stored, FenceLost.
 
-        async def body(tx: Tx) -> None:
-            if admission.echoes:
-                await self._echoes(tx, admission.echoes)
-            await self._rooms(tx, admission)
-            floor = await self.recovery.draw_floor(tx) if admission.gaps else 0
-            admitted = await self.hear(tx, admission, checkpoint=Checkpoint(token, trust))
-            if admission.gaps:
-                await self.recovery.open_gaps(tx, admission.gaps, floor=floor)
-            if admission.encrypted_asks:
-                await self._say_unreadable(tx, admission)
+        Returns when the checkpoint moved, in Matrix milliseconds; None when the commit could not tell.
+        """
+
+        async def body(tx: Tx) -> int | None:
+            admitted = await self._write(tx, admission, checkpoint)
             tx.after_commit(lambda: self._admitted(admission, admitted))
+            return admitted.certified_ms
 
         with self.metrics.admit_seconds.time():
-            await self.lease.run("admit", body)
+            return await self.lease.run("admit", body)
 
-    async def save_token(self, token: SyncToken, trust: CheckpointTrust) -> None:
-        """A token whose responses brought nothing to store."""
+    async def fits(self, admission: Admission, checkpoint: Checkpoint) -> bool:
+        """Whether `admit` would commit; everything is undone. Raises DatabaseUnavailable, FenceLost."""
 
         async def body(tx: Tx) -> None:
-            await self.journal.move_checkpoint(tx, token, trust)
+            await self._write(tx, admission, checkpoint)
+            raise _Undo
 
-        await self.lease.run("save_token", body)
+        try:
+            await self.lease.run("admit", body)
+        except (DatabaseUnavailable, FenceLost):
+            raise
+        except Exception as error:
+            return isinstance(error, _Undo)
+        raise AssertionError("unreachable")
+
+    async def _write(self, tx: Tx, admission: Admission, checkpoint: Checkpoint) -> Admitted:
+        if admission.echoes:
+            await self._echoes(tx, admission.echoes)
+        await self._rooms(tx, admission)
+        floor = await self.recovery.draw_floor(tx) if admission.gaps else 0
+        admitted = await self.hear(tx, admission, checkpoint=checkpoint)
+        if admission.gaps:
+            await self.recovery.open_gaps(tx, admission.gaps, floor=floor)
+        if admission.encrypted_asks:
+            await self._say_unreadable(tx, admission)
+        return admitted
+
+    async def save_token(self, checkpoint: Checkpoint) -> int | None:
+        """A token whose responses brought nothing to store; returns what `admit` does."""
+
+        async def body(tx: Tx) -> int | None:
+            return await self.journal.move_checkpoint(tx, checkpoint.token, checkpoint.trust)
+
+        return await self.lease.run("save_token", body)
 
     async def hear(self, tx: Tx, admission: Admission, *, checkpoint: Checkpoint | None = None) -> Admitted:
         """Receipts and projection of a batch, and what redactions in it put an end to (A4)."""
@@ -203,4 +231,6 @@ class Admitter:
         for heard in admission.heard:
             if heard.event_id in admitted.receipts:
                 self.metrics.admitted_events.labels(heard.kind.value, heard.event_class.value).inc()
+                if heard.outcome == _LATE:
+                    self.metrics.verdicts.labels(Action.IGNORE.value, Reason.LATE.value).inc()
         self.metrics.duplicates.inc(len(admission.heard) - len(admitted.receipts))

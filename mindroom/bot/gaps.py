@@ -99,7 +99,7 @@ class GapWorker:
         gap = state.gap
         try:
             page = await self._history.messages_back(
-                gap.room, start=gap.cursor or gap.from_token, stop=gap.to_token, limit=PAGE_EVENTS
+                gap.room, start=gap.cursor or gap.from_token, stop=gap.to_token or None, limit=PAGE_EVENTS
             )
         except MatrixFailure as failure:
             await self._failed(state, failure)
@@ -115,6 +115,7 @@ class GapWorker:
             epoch=gap.epoch,
             floor=gap.floor,
             page=gap.page,
+            late_before_ms=gap.late_before_ms,
         )
         closes = page.end is None or entered
 

@@ -147,7 +147,15 @@ def wire(agent: EffectiveAgent, lease: Lease, *, ledgers: Ledgers, edges: Edges,
     )
     return Services(
         gate=gate,
-        sync=SyncLoop(edges.sync, admitter=admitter, gate=gate, clock=clock, metrics=metrics, name=agent.name),
+        sync=SyncLoop(
+            edges.sync,
+            reader=edges.reader,
+            admitter=admitter,
+            gate=gate,
+            clock=clock,
+            metrics=metrics,
+            name=agent.name,
+        ),
         feeder=feeder,
         lanes=lanes,
         controller=controller,

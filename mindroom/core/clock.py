@@ -3,7 +3,7 @@
 import asyncio
 import time
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Clock(Protocol):
@@ -76,3 +76,13 @@ class TestClock:
             await asyncio.sleep(0)
         self._elapsed_seconds = target
         await asyncio.sleep(0)
+
+
+async def within(clock: Clock, seconds: float, waited: asyncio.Future[Any]) -> bool:
+    """True once `waited` is done, False when `seconds` of the clock have passed before; it is never cancelled."""
+    sleeper = asyncio.ensure_future(clock.sleep(seconds))
+    try:
+        await asyncio.wait({sleeper, waited}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        sleeper.cancel()
+    return waited.done()

@@ -55,7 +55,10 @@ class Metrics:
         self.sync_failures = counter("sync_failures", "Failed sync requests.", "errcode")
         self.sync_limited = counter("sync_limited", "Limited timelines.", "outcome")
         self.checkpoint_trust = gauge(
-            "checkpoint_trust", "1 for the trust state of the checkpoint.", "principal", "state"
+            "checkpoint_trust", "1 for the state of the checkpoint and its reason.", "principal", "state", "reason"
+        )
+        self.checkpoint_trust_since_timestamp = gauge(
+            "checkpoint_trust_since_timestamp", "Unix time at which that state began.", "principal"
         )
         self.admit_seconds = histogram("admit_seconds", "Classify and commit of one sync response.")
         self.admitted_events = counter("admitted_events", "Events given a receipt.", "kind", "class")

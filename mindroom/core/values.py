@@ -107,6 +107,7 @@ class Reason(StrEnum):
     OTHER_MENTIONED = "other_mentioned"
     SEVERAL_CANDIDATES = "several_candidates"
     NOT_ADDRESSED = "not_addressed"
+    LATE = "late"
     ENCRYPTED = "encrypted"
     EMPTY = "empty"
 

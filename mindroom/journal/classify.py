@@ -13,6 +13,7 @@ from mindroom.core.ids import THREAD_MAIN, DeliveryId, Epoch, EventId, RoomId, S
 from mindroom.core.transactions import read_txn_id
 from mindroom.core.values import GAP_PAGE_TOP, EventClass, EventKind, Membership, Reason, Stage
 from mindroom.journal.records import (
+    NO_TOKEN,
     Admission,
     Echo,
     Edit,
@@ -43,25 +44,55 @@ from mindroom.journal.shape import (
     redaction_target,
     storable_marker,
 )
+from mindroom.journal.trust import late_before
 
 _MEMBERSHIP_KEYS = ("membership", "io.element.msc4115.membership")
 
 
-def classify_sync(raw: Mapping[str, Any], *, hearer: Hearer, book: RoomBook, since: SyncToken | None) -> Admission:
-    """What a sync response means. `since` None is the baseline of an account: everything in it is HISTORY (A3)."""
+def classify_sync(
+    raw: Mapping[str, Any],
+    *,
+    hearer: Hearer,
+    book: RoomBook,
+    since: SyncToken | None,
+    certified_ms: int | None = None,
+) -> Admission:
+    """What a sync response means; `certified_ms` is when the response before it was admitted, None before the first.
+
+    Without both it is the baseline of an account: everything in it is HISTORY (A3). Without `since` alone it is a
+    recovery: what is unknown in it is RECOVERED, and a joined room that it does not name is one we have left (B4, F1).
+    """
     admission = Admission()
     rooms = as_object(raw.get("rooms"))
-    for room, body in _rooms(rooms, "leave"):
-        _Room(admission, hearer, book, room, baseline=since is None).left(body)
-    for room, body in _rooms(rooms, "invite"):
-        _Room(admission, hearer, book, room, baseline=since is None).invited(body)
-    for room, body in _rooms(rooms, "join"):
-        _Room(admission, hearer, book, room, baseline=since is None).joined(body, since)
+    sections = {name: dict(_rooms(rooms, name)) for name in ("leave", "invite", "join")}
+
+    def reader(room: RoomId) -> _Room:
+        read = _Room(admission, hearer, book, room, late_before_ms=late_before(certified_ms))
+        read.is_baseline, read.is_recovery = since is None and certified_ms is None, since is None
+        return read
+
+    for room, body in sections["leave"].items():
+        reader(room).left(body)
+    if since is None:
+        for room in book.joined():
+            if not any(room in named for named in sections.values()):
+                reader(room).missed()
+    for room, body in sections["invite"].items():
+        reader(room).invited(body)
+    for room, body in sections["join"].items():
+        reader(room).joined(body, since)
     return admission
 
 
 def classify_gap_page(
-    events: Sequence[JsonObject], *, hearer: Hearer, room: RoomId, epoch: Epoch, floor: int, page: int
+    events: Sequence[JsonObject],
+    *,
+    hearer: Hearer,
+    room: RoomId,
+    epoch: Epoch,
+    floor: int,
+    page: int,
+    late_before_ms: int | None = None,
 ) -> tuple[Admission, bool]:
     """What a page of a gap means; `events` newest first, as `/messages?dir=b` gives them.
 
@@ -69,8 +100,8 @@ def classify_gap_page(
     What is older is HISTORY. State of a gap never changes room state, membership or epoch (A13).
     """
     admission = Admission()
-    reader = _Room(admission, hearer, RoomBook(), room, baseline=False)
-    reader.epoch = epoch
+    reader = _Room(admission, hearer, RoomBook(), room, late_before_ms=late_before_ms)
+    reader.epoch, reader.is_recovery = epoch, True
     me = hearer.user_id
     page_events = as_objects(list(events))
     entered_at = next((i for i, event in enumerate(page_events) if begins(event, me) or leaves(event, me)), None)
@@ -78,7 +109,7 @@ def classify_gap_page(
     for index, (newest_index, event) in enumerate(oldest_first):
         before_us = entered_at is not None and newest_index > entered_at
         fallback = EventClass.HISTORY if before_us else EventClass.RECOVERED
-        heard = reader.hear(event, fallback, recovered=True)
+        heard = reader.hear(event, fallback)
         if heard is not None:
             heard.base, heard.page, heard.index = floor, GAP_PAGE_TOP - page, index
     return admission, entered_at is not None
@@ -93,12 +124,16 @@ def _rooms(rooms: Mapping[str, Any], section: str) -> Iterator[tuple[RoomId, Map
 class _Room:
     """Walks one room of one response, adding to the admission."""
 
-    def __init__(self, admission: Admission, hearer: Hearer, book: RoomBook, room: RoomId, *, baseline: bool) -> None:
+    def __init__(
+        self, admission: Admission, hearer: Hearer, book: RoomBook, room: RoomId, *, late_before_ms: int | None
+    ) -> None:
         self.admission = admission
         self.hearer = hearer
         self.view = book.view(room)
         self.room = room
-        self.baseline = baseline
+        self.late_before_ms = late_before_ms
+        self.is_baseline = False
+        self.is_recovery = False
         self.current = admission.memberships.get(room) or self.view.membership
         self.epoch = self.current.epoch if self.current else Epoch(1)
 
@@ -116,6 +151,10 @@ class _Room:
             if event.get("type") == "m.room.member" and event.get("state_key") == self.hearer.user_id:
                 banned = as_object(event.get("content")).get("membership") == "ban"
         self._depart(Membership.BAN if banned else Membership.LEAVE)
+
+    def missed(self) -> None:
+        """A complete response does not name this room: a departure that we were not shown (F1)."""
+        self._depart(Membership.LEAVE)
 
     def invited(self, body: Mapping[str, Any]) -> None:
         """An invite is a row until it is decided; sync shows it once (A9)."""
@@ -152,8 +191,9 @@ class _Room:
         self._finish_join(body)
         limited = as_object(body.get("timeline")).get("limited") is True
         prev_batch = as_token(as_object(body.get("timeline")).get("prev_batch"))
-        if limited and prev_batch and since is not None and begins_at is None:
-            self.admission.gaps.append(GapFound(self.room, prev_batch, since, self.epoch))
+        if limited and prev_batch and not self.is_baseline and begins_at is None:
+            stop = since or NO_TOKEN
+            self.admission.gaps.append(GapFound(self.room, prev_batch, stop, self.epoch, self.late_before_ms))
 
     def _begins_at(self, timeline: Sequence[JsonObject]) -> int | None:
         """Where our current membership begins; None when that is older than the timeline, which is then ours."""
@@ -227,7 +267,7 @@ class _Room:
             self.admission.state[self.room, event_type, key] = row
 
     # ---- events ------------------------------------------------------------------------------------------------------
-    def hear(self, event: JsonObject, position_class: EventClass, *, recovered: bool = False) -> Heard | None:
+    def hear(self, event: JsonObject, position_class: EventClass) -> Heard | None:
         """Receipt and projection of one timeline event; None when it has none (progress of hosted principals)."""
         event_id = EventId(identifier(event.get("event_id")))
         if not event_id:
@@ -247,7 +287,7 @@ class _Room:
             room=self.room,
             thread=thread_root(content) or THREAD_MAIN,
             kind=kind,
-            event_class=self._class(event, position_class, recovered=recovered),
+            event_class=self._class(event, position_class),
             sender=sender,
             origin_ts=origin_ts(event) or 0,
             epoch=self.epoch,
@@ -260,17 +300,15 @@ class _Room:
         self._owe(event, heard, hosted=hosted)
         return heard
 
-    def _class(self, event: JsonObject, position_class: EventClass, *, recovered: bool) -> EventClass:
+    def _class(self, event: JsonObject, position_class: EventClass) -> EventClass:
         """The server's word on our membership at the event decides where it stands, else its position (A3)."""
-        if self.baseline:
+        if self.is_baseline or position_class is EventClass.HISTORY:
             return EventClass.HISTORY
         unsigned = as_object(event.get("unsigned"))
         said = next((unsigned[key] for key in _MEMBERSHIP_KEYS if isinstance(unsigned.get(key), str)), None)
-        if said is None or position_class is EventClass.HISTORY:
-            return position_class
-        if said not in ("join", "invite"):
+        if said not in (None, "join", "invite"):
             return EventClass.HISTORY
-        return EventClass.RECOVERED if recovered else EventClass.LIVE
+        return EventClass.RECOVERED if self.is_recovery else EventClass.LIVE
 
     def _note_echo(self, event: JsonObject, heard: Heard) -> None:
         """Known by transaction id first, marker second; after a redaction only the former is left (E1)."""
@@ -322,7 +360,7 @@ class _Room:
             )
 
     def _owe(self, event: JsonObject, heard: Heard, *, hosted: bool) -> None:
-        """Whether the event is owed an outcome, and whether admission itself gives it (I1, A7)."""
+        """Whether the event is owed an outcome, and whether admission itself gives it (A3, A7, I1)."""
         if hosted or heard.event_class is EventClass.HISTORY:
             return
         if heard.kind not in (EventKind.MESSAGE, EventKind.MEDIA, EventKind.ENCRYPTED):
@@ -331,6 +369,8 @@ class _Room:
             heard.outcome = f"ignored.{Reason.UNAUTHORIZED.value}"
         elif is_redacted(event):
             heard.outcome = "redacted"
+        elif self.late_before_ms is not None and heard.origin_ts < self.late_before_ms:
+            heard.event_class, heard.outcome = EventClass.HISTORY, f"ignored.{Reason.LATE.value}"
         elif heard.kind is EventKind.ENCRYPTED:
             heard.outcome = f"ignored.{Reason.ENCRYPTED.value}"
             self.admission.encrypted_asks[self.room] = self.epoch

@@ -51,8 +51,10 @@ WITH input AS (
     ON CONFLICT (principal) DO UPDATE SET token = EXCLUDED.token, trust = EXCLUDED.trust, reason = EXCLUDED.reason,
         since = CASE WHEN sync_checkpoints.trust = EXCLUDED.trust THEN sync_checkpoints.since ELSE mindroom_now() END,
         certified_at = coalesce(EXCLUDED.certified_at, sync_checkpoints.certified_at)
+    RETURNING (extract(epoch FROM certified_at) * 1000)::bigint AS certified_ms
 )
-SELECT receipt, event_id, order_base AS base, page, idx, source IS NOT NULL AND settled_as IS NULL AS is_pending, is_shown
+SELECT receipt, event_id, order_base AS base, page, idx, source IS NOT NULL AND settled_as IS NULL AS is_pending, is_shown,
+       (SELECT certified_ms FROM moved) AS certified_ms
 FROM judged
 
 -- name: read_projection
@@ -247,7 +249,7 @@ WHERE principal = $1 AND room_id = $2 AND membership = 'invite'
 
 -- name: load_checkpoint
 -- Where the sync of this principal stands.
-SELECT token, trust, reason FROM sync_checkpoints WHERE principal = $1
+SELECT token, (extract(epoch FROM certified_at) * 1000)::bigint AS certified_ms FROM sync_checkpoints WHERE principal = $1
 
 -- name: move_checkpoint
 -- The token moves in the commit of the rows it covers (A1).
@@ -256,16 +258,24 @@ VALUES ($1, $2, $3, $4, CASE WHEN $3 = 'certified' THEN mindroom_now() END)
 ON CONFLICT (principal) DO UPDATE SET token = EXCLUDED.token, trust = EXCLUDED.trust, reason = EXCLUDED.reason,
     since = CASE WHEN sync_checkpoints.trust = EXCLUDED.trust THEN sync_checkpoints.since ELSE mindroom_now() END,
     certified_at = coalesce(EXCLUDED.certified_at, sync_checkpoints.certified_at)
+RETURNING (extract(epoch FROM certified_at) * 1000)::bigint AS certified_ms
 
 -- name: open_gaps
--- Gaps that this response revealed, with the newest receipt before it as floor (B2); what was complete no longer is.
+-- Gaps that this response revealed, with the newest receipt before it as floor (B2); what was complete no longer is. One without a
+-- token is walked anew (B4).
 WITH withdrawn AS (
     DELETE FROM conversation_hydration WHERE principal = $1 AND room_id = ANY($2::text[])
 )
-INSERT INTO room_history_recovery (principal, room_id, to_token, from_token, floor, epoch)
-SELECT $1, g.room_id, g.to_token, g.from_token, $6, g.epoch
-FROM unnest($2::text[], $3::text[], $4::text[], $5::int[]) AS g(room_id, to_token, from_token, epoch)
-ON CONFLICT DO NOTHING
+INSERT INTO room_history_recovery (principal, room_id, to_token, from_token, floor, epoch, late_before_ms)
+SELECT $1, g.room_id, g.to_token, g.from_token, $6, g.epoch, g.late_before_ms
+FROM unnest($2::text[], $3::text[], $4::text[], $5::int[], $7::bigint[])
+    AS g(room_id, to_token, from_token, epoch, late_before_ms)
+ON CONFLICT (principal, room_id, to_token) DO UPDATE SET
+    from_token = EXCLUDED.from_token, cursor = NULL, page = 0, epoch = EXCLUDED.epoch, state = 'repairable', attempts = 0,
+    floor = CASE WHEN room_history_recovery.state = 'repairable' THEN room_history_recovery.floor ELSE EXCLUDED.floor END,
+    late_before_ms = EXCLUDED.late_before_ms, next_attempt_at = NULL, last_error = NULL,
+    opened_at = mindroom_now(), closed_at = NULL
+WHERE room_history_recovery.to_token = ''
 
 -- name: newest_receipt
 -- The floor of gaps opened now: numbers drawn later are larger.
@@ -273,7 +283,7 @@ SELECT nextval('journal_receipt_number') AS floor
 
 -- name: repairable_gaps
 -- Open gaps, oldest first.
-SELECT room_id, to_token, from_token, cursor, page, floor, epoch, attempts,
+SELECT room_id, to_token, from_token, cursor, page, floor, epoch, attempts, late_before_ms,
        (next_attempt_at IS NULL OR next_attempt_at <= mindroom_now()) AS due,
        extract(epoch FROM mindroom_now() - opened_at)::float8 AS age_seconds
 FROM room_history_recovery WHERE principal = $1 AND state = 'repairable' ORDER BY opened_at, room_id

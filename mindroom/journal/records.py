@@ -125,6 +125,10 @@ class RoomMembership:
     invited_count: int | None = None
 
 
+NO_TOKEN = SyncToken("")
+"""`to_token` of a gap whose older end no usable token names: it ends at receipts before its floor (B4)."""
+
+
 @dataclass(frozen=True, slots=True)
 class GapFound:
     """A limited timeline: everything between `to_token` and `from_token` was skipped (B2)."""
@@ -133,6 +137,8 @@ class GapFound:
     from_token: SyncToken
     to_token: SyncToken
     epoch: Epoch
+    late_before_ms: int | None = None
+    """Older events of the gap are late: measured at the sync before the gap, not at the walk (A3)."""
 
 
 @dataclass(slots=True)
@@ -167,13 +173,15 @@ class Admitted:
     lowest_pending: OrderKey | None
     shown: frozenset[EventId] = frozenset()
     """Plain originals that are in the projection already."""
+    certified_ms: int | None = None
+    """When the checkpoint moved with them; None where it did not or nothing was fresh."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where the sync stands once a batch is committed (A1)."""
+    """Where the sync stands once a batch is committed (A1); no token before the account's baseline."""
 
-    token: SyncToken
+    token: SyncToken | None
     trust: CheckpointTrust
 
 
@@ -223,6 +231,7 @@ class Gap:
     floor: int
     epoch: Epoch
     attempts: int
+    late_before_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ class Recovery:
             [g.from_token for g in gaps],
             [g.epoch for g in gaps],
             floor,
+            [g.late_before_ms for g in gaps],
         )
 
     async def gaps(self) -> list[GapState]:
@@ -56,6 +57,7 @@ class Recovery:
                     r["floor"],
                     Epoch(r["epoch"]),
                     r["attempts"],
+                    r["late_before_ms"],
                 ),
                 r["due"],
                 r["age_seconds"],

@@ -35,7 +35,7 @@ from mindroom.journal.records import (
 )
 from mindroom.journal.rooms import RoomBook
 from mindroom.journal.statements import SQL
-from mindroom.journal.trust import CheckpointTrust, TrustEvent
+from mindroom.journal.trust import CheckpointTrust, StoredCheckpoint, TrustEvent
 
 
 def stored(value: JsonObject | None) -> str | None:
@@ -112,7 +112,7 @@ class Journal:
         receipts = {EventId(row["event_id"]): Receipt(row["receipt"]) for row in rows}
         pending = [OrderKey(row["base"], row["page"], row["idx"]) for row in rows if row["is_pending"]]
         shown = frozenset(EventId(row["event_id"]) for row in rows if row["is_shown"])
-        return Admitted(receipts, min(pending, default=None), shown)
+        return Admitted(receipts, min(pending, default=None), shown, rows[0]["certified_ms"] if rows else None)
 
     async def mark_answered(self, tx: Tx, sources: Mapping[EventId, TurnId | None]) -> list[EventId]:
         """Our own FINAL names these sources: answered, now and whenever they come again (A6); returns the owed ones."""
@@ -152,9 +152,10 @@ class Journal:
         rows = await tx.fetch(SQL["settle_departed"], self.principal, list(departures), list(departures.values()))
         return [EventId(row["event_id"]) for row in rows]
 
-    async def move_checkpoint(self, tx: Tx, token: SyncToken | None, trust: CheckpointTrust) -> None:
-        """The token moves alone: what it covers brought nothing to store."""
-        await tx.execute(SQL["move_checkpoint"], self.principal, token, trust.state.value, trust.reason.value)
+    async def move_checkpoint(self, tx: Tx, token: SyncToken | None, trust: CheckpointTrust) -> int | None:
+        """The token moves alone: what it covers brought nothing to store. Returns when it was last certified, in ms."""
+        row = await tx.fetchrow(SQL["move_checkpoint"], self.principal, token, trust.state.value, trust.reason.value)
+        return row["certified_ms"] if row else None
 
     # ---- settling ---------------------------------------------------------------------------------------------------
     async def lock_pending(self, tx: Tx, events: Sequence[EventId]) -> set[EventId]:
@@ -234,12 +235,13 @@ class Journal:
             return PendingSummary(0, 0.0, None)
         return PendingSummary(row["pending"], row["oldest_seconds"], row["next_attempt_seconds"])
 
-    async def load_checkpoint(self) -> tuple[SyncToken | None, CheckpointTrust]:
+    async def load_checkpoint(self) -> StoredCheckpoint:
         """The stored token and how far it is believed: loaded is pending until a response is admitted (B1)."""
         row = await self.database.fetchrow(SQL["load_checkpoint"], self.principal)
         if row is None or row["token"] is None:
-            return None, CheckpointTrust(Trust.COLD, TrustEvent.NO_TOKEN)
-        return SyncToken(row["token"]), CheckpointTrust(Trust.PENDING, TrustEvent.LOADED)
+            return StoredCheckpoint(None, CheckpointTrust(Trust.COLD, TrustEvent.NO_TOKEN), None)
+        trust = CheckpointTrust(Trust.PENDING, TrustEvent.LOADED)
+        return StoredCheckpoint(SyncToken(row["token"]), trust, row["certified_ms"])
 
     async def load_book(self) -> RoomBook:
         """All rooms as they were known before (A13)."""

@@ -123,3 +123,9 @@ WHERE principal = $1 AND turn_id = ANY($2::uuid[]) AND stage = 'initial' AND sta
 -- How much is unsaid and how old it is.
 SELECT count(*) AS owed, coalesce(extract(epoch FROM mindroom_now() - min(queued_at)), 0)::float8 AS oldest_seconds
 FROM delivery_outbox WHERE principal = $1 AND state IN ('queued', 'claimed')
+
+-- name: newest_acked
+-- The last event of ours that the homeserver acknowledged in a room we are still in: has it gone back in time? (B4)
+SELECT o.room_id, o.acked_event_id FROM delivery_outbox o
+JOIN room_membership m ON m.principal = o.principal AND m.room_id = o.room_id AND m.membership = 'join' AND m.epoch = o.epoch
+WHERE o.principal = $1 AND o.state = 'acked' ORDER BY o.acked_at DESC LIMIT 1

@@ -228,6 +228,11 @@ class Outbox:
             for r in await self.database.fetch(SQL["owed"], self.principal)
         ]
 
+    async def newest_acked(self) -> tuple[RoomId, EventId] | None:
+        """The last event of ours that the homeserver acknowledged, in a room we are in (B4)."""
+        row = await self.database.fetchrow(SQL["newest_acked"], self.principal)
+        return (RoomId(row["room_id"]), EventId(row["acked_event_id"])) if row else None
+
     async def summary(self) -> OutboxSummary:
         """How much is unsaid and how old it is."""
         row = await self.database.fetchrow(SQL["summary"], self.principal)

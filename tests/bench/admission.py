@@ -14,7 +14,7 @@ from mindroom.core.ports import SyncBatch
 from mindroom.core.values import Trust
 from mindroom.db.engine import Database
 from mindroom.db.lease import Lease, LeaseKeeper, LeaseTimes
-from mindroom.journal.records import Hearer
+from mindroom.journal.records import Checkpoint, Hearer
 from mindroom.journal.trust import CheckpointTrust, TrustEvent
 from mindroom.outbox.limits import SendLimits
 from mindroom.outbox.worker import OutboxWorker
@@ -67,8 +67,8 @@ class Listener:
 
     async def admit(self, batch: SyncBatch) -> None:
         """Classify and commit, as the sync loop does."""
-        admission = self.admitter.classify(batch, since=SyncToken("s"))
-        await self.admitter.admit(admission, token=batch.next_batch, trust=CERTIFIED)
+        admission = self.admitter.classify(batch.raw, since=SyncToken("s"), certified_ms=0)
+        await self.admitter.admit(admission, Checkpoint(batch.next_batch, CERTIFIED))
 
 
 async def listeners(database: Database, count: int) -> list[Listener]:

@@ -11,6 +11,7 @@ from mindroom.core.ids import PrincipalName
 from mindroom.core.metrics import Metrics
 from mindroom.db.engine import connect
 from mindroom.db.lease import LeaseKeeper, LeaseTimes
+from mindroom.journal.records import Checkpoint
 from tests.bench.admission import Listener, admitter_for
 from tests.bench.stage import Stage
 from tests.support.ledgers import add_process
@@ -50,8 +51,8 @@ async def _fill(stage: Stage) -> None:
         assert token is not None
         for _ in range(PENDING // PAGE):
             batch = listener.response(PAGE)
-            admission = listener.admitter.classify(batch, since=token["token"])
-            await listener.admitter.admit(admission, token=token["token"], trust=listener.trust)
+            admission = listener.admitter.classify(batch.raw, since=token["token"], certified_ms=0)
+            await listener.admitter.admit(admission, Checkpoint(token["token"], listener.trust))
         await keeper.resign(lease)
     finally:
         await database.close()

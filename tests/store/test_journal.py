@@ -47,10 +47,8 @@ async def test_token_and_rows_are_there_together(ledgers: Ledgers) -> None:
     async with ledgers.lease.transaction("admit") as tx:
         await ledgers.journal.hear(tx, [source("$a")])
         await ledgers.journal.move_checkpoint(tx, SyncToken("s2"), CERTIFIED)
-    assert await ledgers.journal.load_checkpoint() == (
-        "s2",
-        CheckpointTrust(Trust.PENDING, TrustEvent.LOADED),
-    )
+    stored = await ledgers.journal.load_checkpoint()
+    assert (stored.token, stored.trust) == ("s2", CheckpointTrust(Trust.PENDING, TrustEvent.LOADED))
     assert await ledgers.pending() == ["$a"]
 
 
@@ -67,7 +65,7 @@ async def test_a_failed_admission_leaves_neither_token_nor_rows(ledgers: Ledgers
     await admit("s1", "$a", fails=False)
     with pytest.raises(RuntimeError):
         await admit("s2", "$b", fails=True)
-    assert (await ledgers.journal.load_checkpoint())[0] == "s1"
+    assert (await ledgers.journal.load_checkpoint()).token == "s1"
     assert await ledgers.pending() == ["$a"]
 
 
@@ -274,7 +272,7 @@ async def test_a_checkpoint_remembers_when_it_was_certified(ledgers: Ledgers) ->
         await ledgers.lease.run("admit", body)
         await move_database_clock(ledgers.database, 10)
 
-    assert (await ledgers.journal.load_checkpoint())[1].state is Trust.COLD
+    assert (await ledgers.journal.load_checkpoint()).trust.state is Trust.COLD
     await move("s1", CERTIFIED)
     await move("s2", CERTIFIED)
     await move("s2", CheckpointTrust(Trust.UNCERTAIN, TrustEvent.ADMISSION_FAILED))

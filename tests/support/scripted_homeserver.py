@@ -234,6 +234,7 @@ _ROUTES: tuple[tuple[str, str, str], ...] = (
     ("POST", r"/join/([^/]+)", "join"),
     ("POST", r"/rooms/([^/]+)/leave", "leave"),
     ("POST", r"/rooms/([^/]+)/invite", "invite"),
+    ("GET", r"/rooms/([^/]+)/event/([^/]+)", "get_event"),
     ("PUT", r"/rooms/([^/]+)/typing/([^/]+)", "typing"),
     ("POST", r"/rooms/([^/]+)/receipt/([^/]+)/([^/]+)", "receipt"),
     ("GET", r"/rooms/([^/]+)/state/([^/]+)/([^/]*)", "get_state"),
@@ -265,6 +266,14 @@ def _get_state(world: World, login: Login, arguments: list[str], _body: Json, qu
     if found is None:
         raise MatrixProblem(404, "M_NOT_FOUND")
     return found[1] if query.get("format") == "event" else found[1]["content"]
+
+
+def _get_event(world: World, login: Login, arguments: list[str], _body: Json, _query: dict[str, str]) -> Json:
+    room = world.joined_room(arguments[0], login.user)
+    found = next((event for _, event in room.timeline if event["event_id"] == arguments[1]), None)
+    if found is None:
+        raise MatrixProblem(404, "M_NOT_FOUND")
+    return found
 
 
 def _send(world: World, login: Login, arguments: list[str], body: Json, _query: dict[str, str]) -> Json:
@@ -329,6 +338,7 @@ _PRIVATE: dict[str, Callable[[World, Login, list[str], Json, dict[str, str]], Js
     "invite": _invite,
     "typing": _in_room,
     "receipt": _in_room,
+    "get_event": _get_event,
     "get_state": _get_state,
     "profile_get": _profile,
     "profile_set": _set_profile,

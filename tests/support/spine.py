@@ -60,6 +60,7 @@ class ScriptedSync:
     """SyncPort: answers with what was put, in order, and waits while there is nothing."""
 
     def __init__(self) -> None:
+        self.cancelled = 0
         self.asked: list[SyncToken | None] = []
         self.timeouts: list[float] = []
         self._answers: asyncio.Queue[SyncBatch | Exception] = asyncio.Queue()
@@ -77,7 +78,11 @@ class ScriptedSync:
     async def sync(self, since: SyncToken | None, *, timeout_seconds: float, full_state: bool) -> SyncBatch:
         self.asked.append(since)
         self.timeouts.append(timeout_seconds)
-        answer = await self._answers.get()
+        try:
+            answer = await self._answers.get()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -90,6 +95,7 @@ class ScriptedHistory:
     pages: deque[HistoryPage | Exception] = field(default_factory=deque)
     asked: list[tuple[SyncToken, SyncToken | None]] = field(default_factory=list)
     open: asyncio.Event = field(default_factory=asyncio.Event)
+    _born_ms: int = field(default_factory=lambda: round(datetime.now(UTC).timestamp() * 1000))
 
     async def messages_back(self, room: RoomId, *, start: SyncToken, stop: SyncToken | None, limit: int) -> HistoryPage:
         self.asked.append((start, stop))
@@ -97,7 +103,7 @@ class ScriptedHistory:
         page = self.pages.popleft()
         if isinstance(page, Exception):
             raise page
-        return page
+        return replace(page, events=dated(list(page.events), self._born_ms))
 
 
 @dataclass
@@ -331,6 +337,7 @@ class Spine:
     lease: Lease | None = None
     task: asyncio.Task[None] | None = None
     _tokens: int = 0
+    _born_ms: int = field(default_factory=lambda: round(datetime.now(UTC).timestamp() * 1000))
 
     def __post_init__(self) -> None:
         self.room = ScriptedRoom(self.gateway)
@@ -419,9 +426,10 @@ class Spine:
 
     # ---- hearing ------------------------------------------------------------------------------------------------
     def batch(self, *rooms: tuple[str, Event], **sections: Event) -> SyncBatch:
-        """A response with the next token."""
+        """A response with the next token; times of its events count from when the spine was opened."""
         self._tokens += 1
-        raw: Event = {"next_batch": f"s{self._tokens}", "rooms": {"join": dict(rooms), **sections}}
+        shown = dated({"join": dict(rooms), **sections}, self._born_ms)
+        raw: Event = {"next_batch": f"s{self._tokens}", "rooms": shown}
         return SyncBatch(SyncToken(f"s{self._tokens}"), raw)
 
     def room_batch(self, *rooms: str, also: Sequence[Event] = ()) -> SyncBatch:
@@ -467,6 +475,18 @@ class Spine:
             for _, wire in self.gateway.visible(room)
             if wire.txn_id.startswith("final.") and DELIVERY_KEY in wire.content
         ]
+
+
+def dated(value: Any, base_ms: int) -> Any:
+    """The same with every small `origin_server_ts` counted from `base_ms`: what is older than a day is late (A3)."""
+    if isinstance(value, list):
+        return [dated(part, base_ms) for part in value]
+    if not isinstance(value, dict):
+        return value
+    copy = {key: dated(part, base_ms) for key, part in value.items()}
+    if isinstance(copy.get("origin_server_ts"), int) and copy["origin_server_ts"] < base_ms // 2:
+        copy["origin_server_ts"] += base_ms
+    return copy
 
 
 def _furniture() -> list[Event]:
