@@ -17,7 +17,7 @@ from mindroom.db.engine import Tx
 from mindroom.db.lease import Lease
 from mindroom.journal.classify import classify_sync
 from mindroom.journal.projection import MessageProjection
-from mindroom.journal.records import Admission, Admitted, Checkpoint, Echo, Hearer
+from mindroom.journal.records import Admission, Admitted, Checkpoint, Echo, Hearer, Redaction
 from mindroom.journal.recovery import Recovery
 from mindroom.journal.reduce import plain_originals
 from mindroom.journal.rooms import RoomBook
@@ -36,6 +36,14 @@ _LATE = Verdict(Action.IGNORE, Reason.LATE).outcome
 
 class _Undo(Exception):
     """Ends a trial whose commit is not wanted."""
+
+
+async def settle_redacted(tx: Tx, redactions: Sequence[Redaction], *, journal: Journal, release: TurnRelease) -> None:
+    """What was owed for messages that are redacted now, and what they were part of, ends in the same commit (A4)."""
+    events = [redaction.target for redaction in redactions]
+    rooms = [redaction.room for redaction in redactions]
+    gone = await journal.settle(tx, events, outcome="redacted", rooms=rooms)
+    await release.sources_gone(tx, gone, outcome="redacted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +134,11 @@ class Admitter:
         redactions = await self.projection.apply(
             tx,
             admission.projection,
-            heard={h.event_id: h for h in admission.heard},
-            receipts=admitted.receipts,
+            keys=admitted.keys,
             shown=admitted.shown,
         )
         if redactions:
-            events = [redaction.target for redaction in redactions]
-            rooms = [redaction.room for redaction in redactions]
-            gone = await self.journal.settle(tx, events, outcome="redacted", rooms=rooms)
-            await self.release.sources_gone(tx, gone, outcome="redacted")
+            await settle_redacted(tx, redactions, journal=self.journal, release=self.release)
         return admitted
 
     async def echoes_of(self, tx: Tx, echoes: Sequence[Echo]) -> None:

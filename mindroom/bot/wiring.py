@@ -9,6 +9,7 @@ from mindroom.bot.edges import Edges
 from mindroom.bot.feeder import Feeder
 from mindroom.bot.gaps import GapWorker
 from mindroom.bot.gate import StartGate
+from mindroom.bot.hydrate import Hydrator
 from mindroom.bot.invites import JoinWorker
 from mindroom.bot.lanes import Lanes
 from mindroom.bot.rooms import RoomProvisioner
@@ -20,6 +21,7 @@ from mindroom.core.metrics import Metrics
 from mindroom.core.ports import ModelPort
 from mindroom.core.seams import Seams
 from mindroom.db.lease import Lease
+from mindroom.journal.hydration import Hydration
 from mindroom.journal.projection import MessageProjection
 from mindroom.journal.records import Hearer
 from mindroom.journal.recovery import Recovery
@@ -66,6 +68,7 @@ class Ledgers:
     journal: Journal
     projection: MessageProjection
     recovery: Recovery
+    hydration: Hydration
     turns: TurnStore
     outbox: Outbox
     book: RoomBook
@@ -79,6 +82,7 @@ class Ledgers:
             journal,
             MessageProjection(principal, database),
             Recovery(principal, database),
+            Hydration(principal, database),
             TurnStore(principal, database),
             Outbox(principal, database),
             await journal.load_book(),
@@ -106,6 +110,8 @@ class _Saying:
     worker: OutboxWorker
     runner: ResponseRunner
     signs: WorkingSigns
+    release: TurnRelease
+    hydrator: Hydrator
 
 
 def wire(agent: EffectiveAgent, lease: Lease, *, ledgers: Ledgers, edges: Edges, needs: BotNeeds) -> Services:
@@ -114,19 +120,17 @@ def wire(agent: EffectiveAgent, lease: Lease, *, ledgers: Ledgers, edges: Edges,
     hearer = Hearer(agent.user_id, frozenset(other.user_id for other in config.agents), config.authorized_users)
     gate = StartGate(ledgers.book)
     running, configured, gap_found = RunningTurns(), set[RoomId](), asyncio.Event()
-    saying = _saying(agent, lease, ledgers=ledgers, edges=edges, gate=gate, needs=needs)
+    saying = _saying(agent, lease, ledgers=ledgers, edges=edges, hearer=hearer, gate=gate, running=running, needs=needs)
     lanes = Lanes(lease.principal, metrics=metrics, name=agent.name)
     feeder = Feeder(ledgers.journal, gate=gate, put=lanes.put, clock=clock, metrics=metrics, name=agent.name)
-    release = TurnRelease(ledgers.turns, ledgers.outbox, saying.worker, running)
     controller = _controller(
         agent,
         lease,
         ledgers=ledgers,
         hearer=hearer,
         configured=configured,
-        runner=saying.runner,
+        saying=saying,
         running=running,
-        release=release,
         feeder=feeder,
         needs=needs,
     )
@@ -141,7 +145,7 @@ def wire(agent: EffectiveAgent, lease: Lease, *, ledgers: Ledgers, edges: Edges,
         turns=ledgers.turns,
         outbox=ledgers.outbox,
         worker=saying.worker,
-        release=release,
+        release=saying.release,
         metrics=metrics,
         hooks=AdmissionHooks(pending=feeder.wake, held=gate.hold_also, gaps=gap_found.set, invites=joins.wake),
     )
@@ -176,9 +180,17 @@ def wire(agent: EffectiveAgent, lease: Lease, *, ledgers: Ledgers, edges: Edges,
 
 
 def _saying(
-    agent: EffectiveAgent, lease: Lease, *, ledgers: Ledgers, edges: Edges, gate: StartGate, needs: BotNeeds
+    agent: EffectiveAgent,
+    lease: Lease,
+    *,
+    ledgers: Ledgers,
+    edges: Edges,
+    hearer: Hearer,
+    gate: StartGate,
+    running: RunningTurns,
+    needs: BotNeeds,
 ) -> _Saying:
-    """Outbox, presentation and the runner that feeds both."""
+    """Outbox, presentation, the runner that feeds both, and the reader of what prompts need."""
     clock, metrics = needs.clock, needs.metrics
     seams, limits = needs.new_seams(), SendLimits(clock, metrics=metrics, name=lease.name)
     streaming = Streaming(
@@ -195,6 +207,19 @@ def _saying(
         clock=clock,
         metrics=metrics,
     )
+    release = TurnRelease(ledgers.turns, ledgers.outbox, worker, running)
+    hydrator = Hydrator(
+        lease,
+        hearer,
+        ledgers.book,
+        ledgers.hydration,
+        ledgers.projection,
+        ledgers.journal,
+        release,
+        edges.history,
+        clock,
+        metrics,
+    )
     responder = _responder(agent, needs)
     signs = WorkingSigns(edges.attention, clock=clock)
     runner = ResponseRunner(
@@ -202,7 +227,7 @@ def _saying(
         transitions=TurnTransitions(
             lease, ledgers.journal, ledgers.turns, ledgers.outbox, worker, ledgers.book, responder
         ),
-        payloads=ResponsePayloadPreparer(responder, ledgers.projection, ledgers.turns, ledgers.book, clock),
+        payloads=ResponsePayloadPreparer(responder, ledgers.projection, ledgers.turns, ledgers.book, hydrator, clock),
         attempts=ResponseAttemptRunner(needs.model, seams, metrics),
         streaming=streaming,
         signs=signs,
@@ -210,7 +235,7 @@ def _saying(
         clock=clock,
         metrics=metrics,
     )
-    return _Saying(worker, runner, signs)
+    return _Saying(worker, runner, signs, release, hydrator)
 
 
 def _controller(
@@ -220,9 +245,8 @@ def _controller(
     ledgers: Ledgers,
     hearer: Hearer,
     configured: set[RoomId],
-    runner: ResponseRunner,
+    saying: _Saying,
     running: RunningTurns,
-    release: TurnRelease,
     feeder: Feeder,
     needs: BotNeeds,
 ) -> TurnController:
@@ -238,12 +262,13 @@ def _controller(
             configured,
             ledgers.projection,
             ledgers.book,
+            saying.hydrator,
         ),
         policy=TurnPolicy(),
         intents=IntentBuilder(ledgers.turns, ledgers.projection),
-        runner=runner,
+        runner=saying.runner,
         ignored=IgnoredSources(
-            lease, journal=ledgers.journal, release=release, clock=needs.clock, settled=feeder.settled
+            lease, journal=ledgers.journal, release=saying.release, clock=needs.clock, settled=feeder.settled
         ),
         running=running,
         thread_mode=agent.thread_mode,

@@ -13,6 +13,9 @@ from mindroom.core.values import MessageTarget, Stage
 
 DELIVERY_KEY: Final = "io.mindroom.delivery"
 RUN_KEY: Final = "io.mindroom.run"
+LONG_TEXT_KEY: Final = "io.mindroom.long_text"
+"""Content that carries it is only the preview of a longer text, which is attached (A14)."""
+LONG_TEXT_ATTACHED: Final = "(A longer text was attached, which cannot be read here.)"
 MAX_SOURCES: Final = 100
 """A FINAL names at most this many sources; the rest of a batch form the next turn (A6)."""
 
@@ -41,6 +44,13 @@ class DeliveryMarker:
         if self.stage is Stage.FINAL and self.sources:
             marker["sources"] = list(self.sources)
         return marker
+
+
+def without_preview(content: JsonObject) -> JsonObject:
+    """The same content, without its body when that is only a preview of the text that is meant (A14)."""
+    if LONG_TEXT_KEY not in content:
+        return content
+    return {key: value for key, value in content.items() if key not in ("body", "formatted_body")}
 
 
 def read_marker(content: Mapping[str, Any]) -> DeliveryMarker | None:

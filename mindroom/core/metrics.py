@@ -65,6 +65,7 @@ class Metrics:
         self.duplicates = counter("duplicates", "Events shown again after their receipt.")
         self.pending_events = gauge("pending_events", "Sources that are owed an outcome.", "principal")
         self.pending_oldest_seconds = gauge("pending_oldest_seconds", "Age of the oldest pending source.", "principal")
+        self.hydrations = counter("hydrations", "Reads of what was said before we heard it.", "outcome")
         self.dispatch_seconds = histogram("dispatch_seconds", "Admission to verdict.")
         self.lane_depth = gauge("lane_depth", "Sources waiting in lanes.", "principal")
         self.verdicts = counter("verdicts", "Policy verdicts.", "action", "reason")

@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 from mindroom.core.content import JsonObject
 from mindroom.core.ids import DeliveryId, DeviceId, EventId, RoomId, SyncToken, TxnId
+from mindroom.core.values import Conversation
 
 
 # ---- homeserver ------------------------------------------------------------------------------------------------------
@@ -37,10 +38,31 @@ class HistoryPage:
 
 
 class HistoryPort(Protocol):
-    """Walking a room's timeline backwards."""
+    """Walking a room's timeline backwards, or what a thread holds."""
 
     async def messages_back(self, room: RoomId, *, start: SyncToken, stop: SyncToken | None, limit: int) -> HistoryPage:
         """One page, newest first. Raises MatrixFailure."""
+        ...
+
+    async def thread_back(self, room: RoomId, root: EventId, *, start: SyncToken, limit: int) -> HistoryPage:
+        """One page of what relates to `root`, directly or not, newest first; never the root. Raises MatrixFailure."""
+        ...
+
+    async def event(self, room: RoomId, event: EventId) -> JsonObject:
+        """One event. Raises MatrixFailure."""
+        ...
+
+
+class EarlierMessages(Protocol):
+    """Reads what was said before we heard a conversation, within a bound of events and time (A12)."""
+
+    async def hydrate(self, conversation: Conversation) -> bool:
+        """True when the conversation is known back to its start, or at least its newest part.
+        Raises DatabaseUnavailable, FenceLost."""
+        ...
+
+    async def event(self, room: RoomId, event: EventId) -> JsonObject | None:
+        """An event that the projection does not hold, or None. Stores nothing."""
         ...
 
 

@@ -31,7 +31,8 @@ class EventKind(StrEnum):
 class OrderKey:
     """The order of work, compared as a row; timestamps never order anything.
 
-    Live: (receipt, 0, 0). From a gap: (floor, 2**31 - page, index), so older pages sort first.
+    Live: (receipt, 0, 0). From a gap: (floor, 2**31 - page, index), so older pages sort first. Read for a prompt: the
+    same with the floor of the gap it fills, else 0; a later receipt brings its own.
     """
 
     base: int

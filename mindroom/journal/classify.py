@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mindroom.core.content import JsonObject, identifier, replaced_event, thread_root
+from mindroom.core.content import JsonObject, identifier, replaced_event, thread_root, without_preview
 from mindroom.core.ids import THREAD_MAIN, DeliveryId, Epoch, EventId, RoomId, SyncToken, UserId
 from mindroom.core.transactions import read_txn_id
 from mindroom.core.values import GAP_PAGE_TOP, EventClass, EventKind, Membership, Reason, Stage
@@ -340,7 +340,7 @@ class _Room:
             target, new_content = replaced_event(content), content.get("m.new_content")
             if target is not None and isinstance(new_content, dict):
                 self.admission.projection.append(
-                    Edit(self.room, target, heard.sender, self.epoch, new_content, revision)
+                    Edit(self.room, target, heard.sender, self.epoch, without_preview(new_content), revision)
                 )
         elif heard.kind in (EventKind.MESSAGE, EventKind.MEDIA):
             marker = storable_marker(content) if heard.sender in self.hearer.hosted else None
@@ -352,7 +352,7 @@ class _Room:
                     thread=heard.thread,
                     sender=heard.sender,
                     epoch=self.epoch,
-                    content=None if marker is not None and marker.stage is Stage.INITIAL else content,
+                    content=None if marker is not None and marker.stage is Stage.INITIAL else without_preview(content),
                     relates_to=relates_to if isinstance(relates_to, dict) else None,
                     revision=revision,
                     turn=marker.turn if marker is not None else None,

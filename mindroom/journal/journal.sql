@@ -44,7 +44,8 @@ WITH input AS (
     SELECT $1, room_id, event_id, thread_id, sender, epoch, origin_ts, order_base, page, idx,
            coalesce(content, source -> 'content'), relates_to, origin_ts, event_id, turn_id
     FROM judged WHERE is_shown
-    ON CONFLICT (principal, room_id, event_id) DO NOTHING
+    ON CONFLICT (principal, room_id, event_id)
+    DO UPDATE SET base = EXCLUDED.base, page = EXCLUDED.page, idx = EXCLUDED.idx
 ), moved AS (
     INSERT INTO sync_checkpoints (principal, token, trust, reason, certified_at)
     SELECT $1, $19, $20, $21, CASE WHEN $20 = 'certified' THEN mindroom_now() END WHERE $20::text IS NOT NULL
@@ -92,6 +93,12 @@ SELECT $1, * FROM unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::int
                          $9::bigint[], $10::int[], $11::jsonb[], $12::jsonb[], $13::bigint[], $14::text[], $15::uuid[])
 ON CONFLICT (principal, room_id, event_id)
 DO UPDATE SET content = EXCLUDED.content, revision_ts = EXCLUDED.revision_ts, revision_id = EXCLUDED.revision_id
+
+-- name: place_shown
+-- Messages that history brought before their receipt take the receipt's place (A12).
+UPDATE visible_messages v SET base = k.base, page = k.page, idx = k.idx
+FROM unnest($2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::int[]) AS k(room_id, event_id, base, page, idx)
+WHERE v.principal = $1 AND v.room_id = k.room_id AND v.event_id = k.event_id
 
 -- name: withdraw_shown
 -- Removes redacted messages from the projection.
@@ -325,3 +332,49 @@ SELECT sender FROM (
     UNION ALL
     SELECT sender, base, page, idx FROM visible_messages WHERE principal = $1 AND room_id = $2 AND event_id = $3
 ) spoken GROUP BY sender ORDER BY max(ARRAY[base, page, idx]) DESC
+
+-- name: hydration
+-- How far a conversation was read and may be read now; one heard from its root on, without an open gap since, needs no reading.
+SELECT m.epoch, coalesce(h.state = 'complete', false) AS is_complete, coalesce(h.page, 0) AS page, h.cursor, h.passed,
+       coalesce(h.attempts, 0) AS attempts, coalesce(h.next_attempt_at <= mindroom_now(), true) AS is_due,
+       c.token, (SELECT last_value FROM journal_receipt_number) AS newest, v.event_id IS NOT NULL AS has_root,
+       EXISTS (SELECT FROM journal_receipts WHERE principal = $1 AND event_id = v.event_id AND epoch = v.epoch)
+       AND NOT EXISTS (SELECT FROM room_history_recovery
+                       WHERE principal = $1 AND room_id = $2 AND state <> 'repaired' AND floor >= v.base) AS is_rooted,
+       CASE WHEN h.state = 'complete' THEN $4
+            ELSE (SELECT count(*) FROM (SELECT FROM visible_messages
+                                        WHERE principal = $1 AND room_id = $2 AND thread_id = $3 LIMIT $4) s) END AS messages
+FROM room_membership m
+LEFT JOIN conversation_hydration h ON h.principal = $1 AND h.room_id = $2 AND h.thread_id = $3
+LEFT JOIN visible_messages v ON v.principal = $1 AND v.room_id = $2 AND v.event_id = $3
+LEFT JOIN sync_checkpoints c ON c.principal = $1
+WHERE m.principal = $1 AND m.room_id = $2 AND m.membership = 'join'
+
+-- name: places
+-- Where the messages of a page stand already, and the floors of gaps that are not repaired.
+SELECT event_id, base, page, idx FROM visible_messages WHERE principal = $1 AND room_id = $2 AND event_id = ANY($3::text[])
+UNION ALL
+SELECT '', floor, 0, 0 FROM room_history_recovery WHERE principal = $1 AND room_id = $2 AND state <> 'repaired'
+
+-- name: hydrate_chunk
+-- One page is read; not when our stay ended, or when a gap appeared since ($5: the newest receipt when it was asked for).
+INSERT INTO conversation_hydration AS h (principal, room_id, thread_id, epoch, state, page, cursor, passed, next_attempt_at)
+SELECT $1, $2, $3, m.epoch, CASE WHEN $8::text IS NULL THEN 'complete' ELSE 'partial' END, $6::bigint + 1, $8, $7::bigint,
+       CASE WHEN $9::float8 > 0 THEN mindroom_now() + make_interval(secs => $9) END
+FROM room_membership m
+WHERE m.principal = $1 AND m.room_id = $2 AND m.epoch = $4 AND m.membership = 'join'
+  AND NOT EXISTS (SELECT FROM room_history_recovery WHERE principal = $1 AND room_id = $2 AND floor > $5)
+  AND ($6 = 0 OR EXISTS (SELECT FROM conversation_hydration WHERE principal = $1 AND room_id = $2 AND thread_id = $3))
+ON CONFLICT (principal, room_id, thread_id)
+DO UPDATE SET state = EXCLUDED.state, page = EXCLUDED.page, cursor = EXCLUDED.cursor, passed = EXCLUDED.passed,
+              attempts = 0, next_attempt_at = EXCLUDED.next_attempt_at, last_error = NULL
+WHERE h.page = $6 AND h.epoch = $4
+RETURNING page
+
+-- name: hydrate_failed
+-- A page could not be read; until it is tried again answers go on with what is known.
+INSERT INTO conversation_hydration AS h (principal, room_id, thread_id, epoch, attempts, last_error, next_attempt_at)
+SELECT $1, $2, $3, m.epoch, 1, $5, mindroom_now() + make_interval(secs => $6)
+FROM room_membership m WHERE m.principal = $1 AND m.room_id = $2 AND m.epoch = $4 AND m.membership = 'join'
+ON CONFLICT (principal, room_id, thread_id)
+DO UPDATE SET attempts = h.attempts + 1, last_error = EXCLUDED.last_error, next_attempt_at = EXCLUDED.next_attempt_at

@@ -7,10 +7,10 @@ from typing import Any
 from uuid import UUID
 
 from mindroom.core.content import JsonObject
-from mindroom.core.ids import Epoch, EventId, PrincipalId, Receipt, RoomId, TurnId, UserId
+from mindroom.core.ids import Epoch, EventId, PrincipalId, RoomId, TurnId, UserId
 from mindroom.core.values import Conversation, OrderKey
 from mindroom.db.engine import Database, Tx
-from mindroom.journal.records import Edit, Heard, Original, ProjectionChange, Redaction, Revision, VisibleMessage
+from mindroom.journal.records import Edit, Original, ProjectionChange, Redaction, Revision, VisibleMessage
 from mindroom.journal.reduce import Projection, Shown, reduce
 from mindroom.journal.statements import SQL
 from mindroom.journal.store import loaded, stored
@@ -45,19 +45,23 @@ class MessageProjection:
         tx: Tx,
         changes: Sequence[ProjectionChange],
         *,
-        heard: Mapping[EventId, Heard],
-        receipts: Mapping[EventId, Receipt],
+        keys: Mapping[EventId, OrderKey],
         shown: frozenset[EventId] = frozenset(),
     ) -> list[Redaction]:
-        """Apply changes whose event has a fresh receipt and that are not `shown` yet.
+        """Apply changes whose event has a place in `keys` and that are not `shown` yet.
 
-        Returns redactions that are new: their text must go.
+        A message that is shown already, because history brought it first, moves to the place given here: what a
+        receipt brings wins (A12). Returns redactions that are new: their text must go.
         """
-        fresh = [c for c in changes if isinstance(c, Redaction) or (_event(c) in receipts and _event(c) not in shown)]
+        fresh = [c for c in changes if isinstance(c, Redaction) or (_event(c) in keys and _event(c) not in shown)]
         if not fresh:
             return []
-        projection = reduce(await self._read(tx, fresh), fresh)
-        await self._write_shown(tx, projection, heard, receipts)
+        known = await self._read(tx, fresh)
+        late = [c for c in fresh if isinstance(c, Original) and (c.room, c.event_id) in known.shown]
+        projection = reduce(known, fresh)
+        if late:
+            await self._place(tx, late, keys)
+        await self._write_shown(tx, projection, keys)
         await self._write_waiting(tx, projection)
         if projection.buried:
             rooms, events = _split(projection.buried)
@@ -93,16 +97,15 @@ class MessageProjection:
                 projection.tombstones.add(key)
         return projection
 
-    async def _write_shown(
-        self, tx: Tx, projection: Projection, heard: Mapping[EventId, Heard], receipts: Mapping[EventId, Receipt]
-    ) -> None:
+    async def _write_shown(self, tx: Tx, projection: Projection, places: Mapping[EventId, OrderKey]) -> None:
         gone = [key for key in projection.changed if key not in projection.shown]
         if gone:
             await tx.execute(SQL["withdraw_shown"], self.principal, *_split(gone))
         kept = [projection.shown[key] for key in projection.changed if key in projection.shown]
         if not kept:
             return
-        keys = [_order(heard.get(s.event_id), receipts.get(s.event_id)) for s in kept]
+        # A row that is only revised keeps its own place, whatever is passed here.
+        keys = [places.get(s.event_id, OrderKey(0)) for s in kept]
         await tx.execute(
             SQL["write_shown"],
             self.principal,
@@ -120,6 +123,18 @@ class MessageProjection:
             [s.revision.timestamp_ms for s in kept],
             [s.revision.event_id for s in kept],
             [s.turn for s in kept],
+        )
+
+    async def _place(self, tx: Tx, late: Sequence[Original], places: Mapping[EventId, OrderKey]) -> None:
+        keys = [places[original.event_id] for original in late]
+        await tx.execute(
+            SQL["place_shown"],
+            self.principal,
+            [original.room for original in late],
+            [original.event_id for original in late],
+            [k.base for k in keys],
+            [k.page for k in keys],
+            [k.index for k in keys],
         )
 
     async def _write_waiting(self, tx: Tx, projection: Projection) -> None:
@@ -173,13 +188,6 @@ def _event(change: Original | Edit) -> EventId:
 def _split(keys: Any) -> tuple[list[RoomId], list[EventId]]:
     pairs = list(keys)
     return [room for room, _ in pairs], [event for _, event in pairs]
-
-
-def _order(heard: Heard | None, receipt: Receipt | None) -> OrderKey:
-    """The place of a message; a row that is only revised keeps its own, whatever is passed here."""
-    if heard is None or receipt is None:
-        return OrderKey(0)
-    return OrderKey(receipt if heard.base is None else heard.base, heard.page, heard.index)
 
 
 def _shown(row: Any) -> Shown:

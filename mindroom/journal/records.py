@@ -170,6 +170,8 @@ class Admitted:
 
     receipts: dict[EventId, Receipt]
     """Fresh receipts only; a missing event was a duplicate."""
+    keys: dict[EventId, OrderKey]
+    """Where each of them stands."""
     lowest_pending: OrderKey | None
     shown: frozenset[EventId] = frozenset()
     """Plain originals that are in the projection already."""

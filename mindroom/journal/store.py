@@ -101,8 +101,11 @@ class Journal:
             [stored(h.source) for h in heard],
             [h.outcome for h in heard],
             [original is not None for original in originals],
-            # What is owed carries its content in the source already.
-            [stored(o.content) if o and h.source is None else None for h, o in zip(heard, originals, strict=True)],
+            # What is owed carries its content in the source already, unless only part of it may be shown (A14).
+            [
+                stored(o.content) if o and (h.source is None or o.content is not h.source["content"]) else None
+                for h, o in zip(heard, originals, strict=True)
+            ],
             [stored(o.relates_to) if o else None for o in originals],
             [o.turn if o else None for o in originals],
             checkpoint.token if checkpoint else None,
@@ -110,9 +113,10 @@ class Journal:
             checkpoint.trust.reason.value if checkpoint else None,
         )
         receipts = {EventId(row["event_id"]): Receipt(row["receipt"]) for row in rows}
-        pending = [OrderKey(row["base"], row["page"], row["idx"]) for row in rows if row["is_pending"]]
+        keys = {EventId(row["event_id"]): OrderKey(row["base"], row["page"], row["idx"]) for row in rows}
+        pending = [keys[EventId(row["event_id"])] for row in rows if row["is_pending"]]
         shown = frozenset(EventId(row["event_id"]) for row in rows if row["is_shown"])
-        return Admitted(receipts, min(pending, default=None), shown, rows[0]["certified_ms"] if rows else None)
+        return Admitted(receipts, keys, min(pending, default=None), shown, rows[0]["certified_ms"] if rows else None)
 
     async def mark_answered(self, tx: Tx, sources: Mapping[EventId, TurnId | None]) -> list[EventId]:
         """Our own FINAL names these sources: answered, now and whenever they come again (A6); returns the owed ones."""

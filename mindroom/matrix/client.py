@@ -35,6 +35,7 @@ class MatrixCall(StrEnum):
     SYNC = "sync"
     SEND = "send"
     MESSAGES = "messages"
+    RELATIONS = "relations"
     GET_EVENT = "get_event"
     JOIN = "join"
     LEAVE = "leave"

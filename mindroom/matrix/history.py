@@ -1,4 +1,4 @@
-"""Reading a room's timeline, page by page. Never decides where a gap ends (B2)."""
+"""Reading a room's timeline or a thread, page by page. Never decides where a gap ends (B2)."""
 
 import json
 from typing import Final
@@ -30,6 +30,19 @@ class MatrixHistory:
             query.append(("to", stop))
         return await self._page(room, query, start=start)
 
+    async def thread_back(self, room: RoomId, root: EventId, *, start: SyncToken, limit: int) -> HistoryPage:
+        """One page of what relates to `root`, edits of its messages too, newest first. Raises MatrixFailure.
+
+        Without a relation type, because a filter would hide those edits; the root itself is not among them.
+        """
+        query = [("dir", "b"), ("from", start), ("limit", str(limit)), ("recurse", "true")]
+        answer = await self._client.request(
+            MatrixCall.RELATIONS,
+            method="GET",
+            path=client_path("rooms", room, "relations", root, query=query, version="v1"),
+        )
+        return _page(MatrixCall.RELATIONS, answer.get("chunk"), answer.get("next_batch"))
+
     async def said_since(self, room: RoomId, *, start: SyncToken) -> HistoryPage:
         """One page of our own events after `start`, oldest first; filtered by the server (E4). Raises MatrixFailure."""
         own = json.dumps({"senders": [self._client.user_id]})
@@ -46,12 +59,13 @@ class MatrixHistory:
         answer = await self._client.request(
             MatrixCall.MESSAGES, method="GET", path=client_path("rooms", room, "messages", query=query)
         )
-        chunk, end = answer.get("chunk"), answer.get("end")
-        if not isinstance(chunk, list) or not isinstance(end, str | None) or storable(end or "") != (end or ""):
-            raise MatrixFailure(MatrixCall.MESSAGES, MatrixFailureClass.NOT_JSON, status=200)
+        page = _page(MatrixCall.MESSAGES, answer.get("chunk"), answer.get("end"))
         # Some servers say "no more" with an empty page that leads to itself.
-        stuck = not chunk and end == start
-        return HistoryPage(
-            events=tuple(event for event in chunk if isinstance(event, dict)),
-            end=None if stuck or not end else SyncToken(end),
-        )
+        return HistoryPage((), None) if not page.events and page.end == start else page
+
+
+def _page(call: MatrixCall, chunk: object, end: object) -> HistoryPage:
+    if not isinstance(chunk, list) or not isinstance(end, str | None) or storable(end or "") != (end or ""):
+        raise MatrixFailure(call, MatrixFailureClass.NOT_JSON, status=200)
+    events = tuple(event for event in chunk if isinstance(event, dict))
+    return HistoryPage(events, SyncToken(end) if end else None)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 
 from mindroom.core.clock import Clock
+from mindroom.core.content import LONG_TEXT_ATTACHED, LONG_TEXT_KEY
 from mindroom.core.ids import EventId, UserId
-from mindroom.core.ports import ModelRequest
+from mindroom.core.ports import EarlierMessages, ModelRequest
 from mindroom.core.values import Conversation, OrderKey
 from mindroom.journal.projection import CONVERSATION_LIMIT, MessageProjection
 from mindroom.journal.records import VisibleMessage
@@ -25,6 +26,8 @@ _Placed = tuple[OrderKey, int, PromptEntry]
 
 
 def _body(message: VisibleMessage) -> str:
+    if message.content is not None and LONG_TEXT_KEY in message.content:
+        return LONG_TEXT_ATTACHED
     body = message.content.get("body") if message.content is not None else None
     return body if isinstance(body, str) else ""
 
@@ -37,6 +40,7 @@ class ResponsePayloadPreparer:
     projection: MessageProjection
     turns: TurnStore
     book: RoomBook
+    earlier: EarlierMessages
     clock: Clock
     zone: tzinfo | None = None
     """Times are told in this zone; None is the machine's."""
@@ -44,6 +48,8 @@ class ResponsePayloadPreparer:
     async def prepare(self, run: RunKey, intent: ResponseIntent) -> LoopRequest:
         """The model request of a run. Raises DatabaseUnavailable."""
         conversation = Conversation(intent.target.room, intent.target.thread)
+        if conversation.thread not in {source.event_id for source in intent.sources}:
+            await self.earlier.hydrate(conversation)
         messages = await self.projection.conversation(conversation)
         answers = await self.turns.answers(conversation, limit=CONVERSATION_LIMIT)
         view = self.book.view(intent.target.room)

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from mindroom.config import ThreadMode
-from mindroom.core.content import JsonObject, is_fallback_reply, relation, replied_event
+from mindroom.core.content import (
+    LONG_TEXT_ATTACHED,
+    LONG_TEXT_KEY,
+    JsonObject,
+    is_fallback_reply,
+    relation,
+    replied_event,
+)
 from mindroom.core.ids import Epoch, EventId, Receipt, RoomId, TurnId, UserId
 from mindroom.core.mentions import addressed
 from mindroom.core.values import Action, EventClass, EventKind, OrderKey, Reason, Verdict
@@ -59,6 +66,8 @@ def strip_reply_fallback(body: str) -> str:
 
 
 def _spoken_body(content: Mapping[str, Any]) -> str:
+    if LONG_TEXT_KEY in content:
+        return LONG_TEXT_ATTACHED
     body: str = content["body"]
     filename = content.get("filename")
     has_caption = isinstance(filename, str) and filename != body

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mindroom.config.schema import Answers
-from mindroom.core.content import is_fallback_reply, replied_event
+from mindroom.core.content import identifier, is_fallback_reply, replied_event, thread_root
 from mindroom.core.ids import RoomId, UserId
+from mindroom.core.ports import EarlierMessages
 from mindroom.core.values import Membership
 from mindroom.journal.projection import MessageProjection
 from mindroom.journal.records import Hearer, PendingSource
@@ -32,9 +33,10 @@ class ConversationResolver:
     """Rooms listed under `rooms:`; filled while rooms are provisioned."""
     projection: MessageProjection
     book: RoomBook
+    earlier: EarlierMessages
 
     async def replied(self, source: PendingSource) -> RepliedMessage | None:
-        """The message a source replies to; thread fallback replies name nobody."""
+        """The message a source replies to, asked for where it was never heard; thread fallback replies name nobody."""
         content = source.source.get("content")
         if not isinstance(content, Mapping) or is_fallback_reply(content):
             return None
@@ -42,9 +44,13 @@ class ConversationResolver:
         if target is None:
             return None
         message = await self.projection.message(source.room, target)
-        if message is None:
+        if message is not None:
+            return RepliedMessage(message.sender, message.thread or None)
+        event = await self.earlier.event(source.room, target)
+        said = event.get("content") if event is not None else None
+        if event is None or not isinstance(said, Mapping) or not (sender := identifier(event.get("sender"))):
             return None
-        return RepliedMessage(message.sender, message.thread or None)
+        return RepliedMessage(UserId(sender), thread_root(said))
 
     async def snapshot(self, ingress: PreparedIngress) -> ConversationSnapshot:
         """Everything policy may know, at this moment."""
@@ -86,9 +92,11 @@ class ConversationResolver:
             for user, membership in sorted(standing.items())
         )
 
-    async def _activity(self, ingress: PreparedIngress) -> ThreadActivity:
+    async def _activity(self, ingress: PreparedIngress) -> ThreadActivity | None:
         if ingress.conversation.thread == ingress.event_id or ingress.conversation.thread is None:
             return ThreadActivity(humans=frozenset({ingress.sender}))
+        if not await self.earlier.hydrate(ingress.conversation):
+            return None
         speakers = await self.projection.participants(ingress.conversation)
         hosted = [user for user in reversed(speakers) if user in self.hearer.hosted]
         humans = frozenset(user for user in speakers if user not in self.hearer.hosted)

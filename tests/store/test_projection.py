@@ -33,9 +33,7 @@ async def show(ledgers: Ledgers, *changes: ProjectionChange) -> list[Redaction]:
     batch = [heard(c) for c in changes if not isinstance(c, Redaction)]
     async with ledgers.lease.transaction("admit") as tx:
         admitted = await ledgers.journal.hear(tx, batch)
-        return await ledgers.projection.apply(
-            tx, changes, heard={h.event_id: h for h in batch}, receipts=admitted.receipts
-        )
+        return await ledgers.projection.apply(tx, changes, keys=admitted.keys)
 
 
 async def texts(ledgers: Ledgers) -> dict[EventId, str | None]:
@@ -179,7 +177,7 @@ async def test_recovered_messages_stand_where_they_were_said(ledgers: Ledgers) -
     batch.event_class, batch.base, batch.page, batch.index = EventClass.RECOVERED, floor, 2**31, 3
     async with ledgers.lease.transaction("gap_page") as tx:
         admitted = await ledgers.journal.hear(tx, [batch])
-        await ledgers.projection.apply(tx, [original(A)], heard={A: batch}, receipts=admitted.receipts)
+        await ledgers.projection.apply(tx, [original(A)], keys=admitted.keys)
     assert await conversation(ledgers) == [A, B]
 
 

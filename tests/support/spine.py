@@ -27,7 +27,7 @@ from mindroom.bot.wiring import BotNeeds
 from mindroom.config import EffectiveConfig, effective_config, parse_config
 from mindroom.core.clock import TestClock
 from mindroom.core.content import DELIVERY_KEY
-from mindroom.core.errors import DatabaseUnavailable
+from mindroom.core.errors import DatabaseUnavailable, MatrixFailure, MatrixFailureClass
 from mindroom.core.ids import DeviceId, EventId, Fence, PrincipalId, PrincipalName, RoomId, SyncToken, UserId
 from mindroom.core.metrics import Metrics
 from mindroom.core.ports import (
@@ -90,14 +90,50 @@ class ScriptedSync:
 
 @dataclass
 class ScriptedHistory:
-    """HistoryPort: pages or failures, in order; a held one waits."""
+    """HistoryPort: pages of gaps or failures, in order; a held one waits.
+
+    What is asked from a token of `sync` is read for a prompt: it is answered from `rooms`, `threads` and `events`, and
+    what is not there does not exist.
+    """
 
     pages: deque[HistoryPage | Exception] = field(default_factory=deque)
     asked: list[tuple[SyncToken, SyncToken | None]] = field(default_factory=list)
     open: asyncio.Event = field(default_factory=asyncio.Event)
     _born_ms: int = field(default_factory=lambda: round(datetime.now(UTC).timestamp() * 1000))
 
+    rooms: deque[HistoryPage | Exception] = field(default_factory=deque)
+    threads: deque[HistoryPage | Exception] = field(default_factory=deque)
+    events: dict[str, Event | Exception] = field(default_factory=dict)
+    read: list[str] = field(default_factory=list)
+    """What was asked for prompts: `room`, or the event id."""
+    readable: asyncio.Event = field(default_factory=asyncio.Event)
+    """What is read for prompts waits for it; set at the beginning."""
+
+    def __post_init__(self) -> None:
+        self.readable.set()
+
+    async def thread_back(self, room: RoomId, root: EventId, *, start: SyncToken, limit: int) -> HistoryPage:
+        return await self._earlier(f"thread {root}", self.threads)
+
+    async def event(self, room: RoomId, event: EventId) -> Event:
+        self.read.append(event)
+        await self.readable.wait()
+        found = self.events.get(event) or MatrixFailure("get_event", MatrixFailureClass.NOT_FOUND, status=404)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def _earlier(self, what: str, pages: "deque[HistoryPage | Exception]") -> HistoryPage:
+        self.read.append(what)
+        await self.readable.wait()
+        page = pages.popleft() if pages else HistoryPage((), None)
+        if isinstance(page, Exception):
+            raise page
+        return page
+
     async def messages_back(self, room: RoomId, *, start: SyncToken, stop: SyncToken | None, limit: int) -> HistoryPage:
+        if stop is None and start.startswith(("s", "room")):
+            return await self._earlier("room", self.rooms)
         self.asked.append((start, stop))
         await self.open.wait()
         page = self.pages.popleft()
