@@ -11,17 +11,15 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from uuid import uuid4
 
-import asyncpg
 import pytest
 
 from mindroom.db.embedded import EmbeddedPostgres
 from mindroom.db.folder import DataFolder
 from mindroom.matrix.local_homeserver import LocalHomeserver
+from tests.support.databases import TEMPLATE_DATABASE, dsn_of, execute, fresh_database
 
 REPOSITORY = Path(__file__).parent.parent
-TEMPLATE_DATABASE = "mindroom_template"
 
 
 @pytest.fixture(scope="session")
@@ -59,8 +57,8 @@ def postgres_server(server_folder: Path, postgres_bindir: Path | None) -> Iterat
     server = EmbeddedPostgres(DataFolder(server_folder / "pg"), bindir=postgres_bindir)
     asyncio.run(server.start())
     try:
-        asyncio.run(_execute(server.dsn, f"CREATE DATABASE {TEMPLATE_DATABASE}"))
-        _migrate(_named(server.dsn, TEMPLATE_DATABASE))
+        asyncio.run(execute(server.dsn, f"CREATE DATABASE {TEMPLATE_DATABASE}"))
+        _migrate(dsn_of(server.dsn, TEMPLATE_DATABASE))
         yield server
     finally:
         asyncio.run(server.stop())
@@ -69,12 +67,8 @@ def postgres_server(server_folder: Path, postgres_bindir: Path | None) -> Iterat
 @pytest.fixture
 async def database_dsn(postgres_server: EmbeddedPostgres) -> AsyncIterator[str]:
     """A fresh database with the newest schema, dropped after the test even with sessions open."""
-    name = f"test_{uuid4().hex[:12]}"
-    await _execute(postgres_server.dsn, f"CREATE DATABASE {name} TEMPLATE {TEMPLATE_DATABASE}")
-    try:
-        yield _named(postgres_server.dsn, name)
-    finally:
-        await _execute(postgres_server.dsn, f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+    async with fresh_database(postgres_server.dsn) as dsn:
+        yield dsn
 
 
 @pytest.fixture(scope="session")
@@ -88,10 +82,6 @@ def synapse(server_folder: Path) -> Iterator[LocalHomeserver]:
         asyncio.run(server.stop())
 
 
-def _named(dsn: str, database: str) -> str:
-    return dsn.replace("/mindroom?", f"/{database}?")
-
-
 def _migrate(dsn: str) -> None:
     """In a child, as the runtime does it: Alembic stays out of the tests' process."""
     done = subprocess.run(
@@ -99,11 +89,3 @@ def _migrate(dsn: str) -> None:
     )
     if done.returncode:
         raise RuntimeError(f"the migrations failed on the template database:\n{done.stdout}{done.stderr}")
-
-
-async def _execute(dsn: str, statement: str) -> None:
-    connection = await asyncpg.connect(dsn)
-    try:
-        await connection.execute(statement)
-    finally:
-        await connection.close()

@@ -370,6 +370,8 @@ class Spine:
     model: ScriptedModel = field(default_factory=ScriptedModel)
     room: ScriptedRoom = field(init=False)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
+    server: Any = None
+    """Stands for sync, history, membership and gateway when it is set (tests.support.room_server)."""
     lease: Lease | None = None
     task: asyncio.Task[None] | None = None
     _tokens: int = 0
@@ -385,12 +387,12 @@ class Spine:
         assert self.lease is not None
         self.sync, self.stop = ScriptedSync(), asyncio.Event()
         edges = ScriptedEdges(
-            sync=self.sync,
-            history=self.history,
-            membership=self.membership,
+            sync=self.server or self.sync,
+            history=self.server or self.history,
+            membership=self.server or self.membership,
             attention=SilentAttention(),
-            gateway=self.gateway,
-            reader=self.room,
+            gateway=self.server or self.gateway,
+            reader=self.server or self.room,
             client=cast("MatrixClient", None),
         )
         needs = BotNeeds(
