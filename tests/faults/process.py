@@ -114,6 +114,13 @@ class RuntimeProcess:
         """SIGKILL."""
         await self._end(signal.SIGKILL)
 
+    def strike(self, number: signal.Signals) -> None:
+        """A signal out of the blue; nothing when the process is just between two lives."""
+        self.exits.clear()
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
     async def _end(self, number: signal.Signals) -> None:
         keeper, self._keeper, self._ready_since = self._keeper, None, None
         if keeper is not None:
