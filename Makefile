@@ -33,8 +33,10 @@ check: $(READY) ## style, types and layers
 faults: $(READY) ## kill and cut the running program at every fault point; ARGS=--help tells how to select
 	@$(BIN)/python -m tests.faults $(ARGS)
 
-faults-long: $(READY) ## the same with every repeated hit, everywhere
+faults-long: $(READY) ## every repeated hit everywhere, long random histories, and twenty minutes of chaos
 	@$(BIN)/python -m tests.faults --long $(ARGS)
+	@$(PYTEST) -m long
+	@$(BIN)/python -m tests.faults.chaos
 
 bench: $(READY) ## measure, into build/bench.json
 	@mkdir -p build

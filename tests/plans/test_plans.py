@@ -1,17 +1,20 @@
-"""Hot statements use their index and touch only the rows they need, on tables as large as a busy month makes them."""
+"""Hot statements use their index and touch only the rows they need, with a million receipts behind them (K, A8)."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
 from mindroom.core.ids import PrincipalId
+from mindroom.db.embedded import EmbeddedPostgres
 from mindroom.db.engine import Database, Tx
 from mindroom.journal.projection import CONVERSATION_LIMIT
 from mindroom.journal.statements import SQL as JOURNAL
 from mindroom.outbox.store import SQL as OUTBOX
 from mindroom.turnstore.store import SQL as TURNS
 from tests.plans.explain import Plan, explain
+from tests.support.databases import fresh_database
 from tests.support.ledgers import add_principal, open_database
 
 BIG = {
@@ -25,19 +28,22 @@ BIG = {
     "turn_sources",
     "turns",
 }
+RECEIPTS = 1_000_000
 FILL = [
-    """INSERT INTO journal_receipts (receipt, principal, epoch, origin_ts, base, page, idx, event_id, room_id,
+    f"""INSERT INTO journal_receipts (receipt, principal, epoch, origin_ts, base, page, idx, event_id, room_id,
                                      thread_id, sender, kind, class)
        SELECT n, 1, 1, n, n, 0, 0, '$e' || n, '!r' || n % 20, '', '@u' || n % 50, 'message', 'live'
-       FROM generate_series(1, 20000) n""",
-    "SELECT setval('journal_receipt_number', 20000)",
-    """INSERT INTO journal_pending (receipt, principal, epoch, origin_ts, base, page, idx, event_id, room_id, thread_id,
-                                    sender, kind, class, source, next_attempt_at)
+       FROM generate_series(1, {RECEIPTS}) n""",
+    f"SELECT setval('journal_receipt_number', {RECEIPTS})",
+    f"""INSERT INTO journal_pending (receipt, principal, epoch, origin_ts, base, page, idx, event_id, room_id,
+                                     thread_id, sender, kind, class, source, next_attempt_at)
        SELECT receipt, principal, epoch, origin_ts, base, page, idx, event_id, room_id, thread_id, sender, kind, class,
-              '{"body": "x"}', CASE WHEN receipt % 100 = 0 THEN mindroom_now() + interval '1 hour' END
-       FROM journal_receipts WHERE receipt > 18000""",
-    "INSERT INTO journal_settlements (receipt, outcome) SELECT n, 'answered' FROM generate_series(1, 18000) n",
-    "INSERT INTO answered_marks (principal, event_id) SELECT 1, '$e' || n FROM generate_series(1, 18000) n",
+              '{{"body": "x"}}', CASE WHEN receipt % 100 = 0 THEN mindroom_now() + interval '1 hour' END
+       FROM journal_receipts WHERE receipt > {RECEIPTS - 2000}""",
+    f"""INSERT INTO journal_settlements (receipt, outcome)
+       SELECT n, 'answered' FROM generate_series(1, {RECEIPTS - 2000}) n""",
+    f"""INSERT INTO answered_marks (principal, event_id)
+       SELECT 1, '$e' || n FROM generate_series(1, {RECEIPTS - 2000}, 10) n""",
     """INSERT INTO redaction_tombstones (principal, room_id, event_id)
        SELECT 1, '!r' || n % 20, '$gone' || n FROM generate_series(1, 5000) n""",
     """INSERT INTO visible_messages (principal, room_id, event_id, thread_id, sender, epoch, origin_ts, base, page, idx,
@@ -62,14 +68,31 @@ FILL = [
 ]
 
 
+@pytest.fixture(scope="module")
+def filled_dsn(postgres_server: EmbeddedPostgres) -> Iterator[str]:
+    """Filled once: what a test does it undoes."""
+
+    async def fill(dsn: str) -> None:
+        async with open_database(dsn) as opened:
+            assert await add_principal(opened) == PrincipalId(1)
+            async with opened.transaction("test.fill") as tx:
+                for statement in FILL:
+                    await tx.execute(statement)
+            await opened.fetch("VACUUM ANALYZE")
+
+    with asyncio.Runner() as runner:
+        made = fresh_database(postgres_server.dsn)
+        dsn = runner.run(made.__aenter__())
+        try:
+            runner.run(fill(dsn))
+            yield dsn
+        finally:
+            runner.run(made.__aexit__(None, None, None))
+
+
 @pytest.fixture
-async def database(database_dsn: str) -> AsyncIterator[Database]:
-    async with open_database(database_dsn) as opened:
-        assert await add_principal(opened) == PrincipalId(1)
-        async with opened.transaction("test.fill") as tx:
-            for statement in FILL:
-                await tx.execute(statement)
-        await opened.fetch("ANALYZE")
+async def database(filled_dsn: str) -> AsyncIterator[Database]:
+    async with open_database(filled_dsn) as opened:
         yield opened
 
 
@@ -94,14 +117,14 @@ async def plan(database: Database, statement: str, *args: Any) -> Plan:
 
 async def test_a_page_of_pending_sources_reads_one_page(database: Database) -> None:
     """C3: whatever is behind it."""
-    found = await plan(database, JOURNAL["pending_page"], 1, 18500, 0, 0, 18500, [], 500)
+    found = await plan(database, JOURNAL["pending_page"], 1, RECEIPTS - 1500, 0, 0, RECEIPTS - 1500, [], 500)
     assert "journal_pending_order" in found.indexes()
     assert 500 <= found.rows_read("journal_pending") <= 520
 
 
 async def test_hearing_looks_each_event_up_once(database: Database) -> None:
     """A2, A8: the dedupe index answers, old and new events alike."""
-    names = [f"$e{n}" for n in range(19_990, 20_040)]
+    names = [f"$e{n}" for n in range(RECEIPTS - 10, RECEIPTS + 40)]
     many = len(names)
     found = await plan(
         database,
@@ -177,8 +200,12 @@ async def test_open_turns_are_found_without_the_closed_ones(database: Database) 
 
 
 async def test_settling_and_marking_find_sources_by_event(database: Database) -> None:
-    settle = await plan(database, JOURNAL["settle_events"], 1, ["$e19000", "$e19001"], "answered", None, None)
+    settle = await plan(
+        database, JOURNAL["settle_events"], 1, [f"$e{RECEIPTS - 1000}", f"$e{RECEIPTS - 999}"], "answered", None, None
+    )
     assert "journal_pending_event" in settle.indexes()
-    marks = await plan(database, JOURNAL["mark_answered"], 1, ["$e19000", "$e19001"], [None, None])
+    marks = await plan(
+        database, JOURNAL["mark_answered"], 1, [f"$e{RECEIPTS - 1000}", f"$e{RECEIPTS - 999}"], [None, None]
+    )
     assert "journal_pending_event" in marks.indexes()
     assert settle.rows_read("journal_pending") == marks.rows_read("journal_pending") == 2

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mindroom.core.content import DELIVERY_KEY
-from mindroom.core.errors import MatrixDeliveryFailure, MatrixFailureClass
+from mindroom.core.errors import MatrixDeliveryFailure, MatrixFailure, MatrixFailureClass
 from mindroom.core.ids import DeviceId, EventId, RoomId, SyncToken
 from mindroom.core.ports import HistoryPage, OutgoingEvent, SyncBatch, WirePayload
 from tests.support.events import ALICE, ME, ROOM, Event, event, joined_room, left_room, member, response, state
@@ -25,7 +25,7 @@ FURNITURE: list[Event] = [
 
 @dataclass
 class RoomServer:
-    """SyncPort, HistoryPort, MembershipPort and DeliveryGateway of one account in one room."""
+    """SyncPort, HistoryPort, MembershipPort and RoomReader and DeliveryGateway of one account in one room."""
 
     limit: int = 5
     """A sync response holds at most so many events; more are a gap."""
@@ -113,6 +113,17 @@ class RoomServer:
         first = max(floor, last - min(limit, 3))
         end = SyncToken(f"s{first}") if first > floor else None
         return HistoryPage(list(reversed(self._shown(first, last))), end)
+
+    async def said_since(self, room: RoomId, *, start: SyncToken) -> HistoryPage:
+        return HistoryPage(
+            [made for made in self._shown(int(start[1:]), len(self.timeline)) if made["sender"] == ME], None
+        )
+
+    async def event(self, room: RoomId, event: EventId) -> Event:
+        found = [made for made in self.timeline if made["event_id"] == event]
+        if not found:
+            raise MatrixFailure("event", MatrixFailureClass.NOT_FOUND, status=404, errcode="M_NOT_FOUND")
+        return deepcopy(found[0])
 
     # ---- membership -------------------------------------------------------------------------------------------------
     async def join(self, room: RoomId) -> None:
