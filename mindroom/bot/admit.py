@@ -76,7 +76,10 @@ class Admitter:
 
     def classify(self, raw: JsonObject, *, since: SyncToken | None, certified_ms: int | None) -> Admission:
         """What the response means for this principal."""
-        return classify_sync(raw, hearer=self.hearer, book=self.book, since=since, certified_ms=certified_ms)
+        admission = classify_sync(raw, hearer=self.hearer, book=self.book, since=since, certified_ms=certified_ms)
+        # Edits of answers that are being written here have no FINAL yet.
+        admission.progress = [p for p in admission.progress if not self.worker.is_being_written(p.delivery)]
+        return admission
 
     async def admit(self, admission: Admission, checkpoint: Checkpoint) -> int | None:
         """Commit a response with its token. Raises DatabaseUnavailable when nothing of it is stored, FenceLost.
@@ -139,6 +142,10 @@ class Admitter:
         )
         if redactions:
             await settle_redacted(tx, redactions, journal=self.journal, release=self.release)
+        if admission.progress:
+            seen = [(p.delivery, p.revision.timestamp_ms, p.revision.event_id) for p in admission.progress]
+            again = await self.outbox.say_again(tx, seen)
+            tx.after_commit(lambda: [self.worker.take(owed) for owed in again])
         return admitted
 
     async def echoes_of(self, tx: Tx, echoes: Sequence[Echo]) -> None:

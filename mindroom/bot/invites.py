@@ -103,6 +103,7 @@ class JoinWorker:
             await self._over(invite, code=code)
             return None
         delay = backoff_seconds(invite.attempts + 1, first=1.0, cap=300.0, rng=self._rng)
+        delay = max(delay, failure.retry_after_seconds or 0.0)
 
         async def body(tx: Tx) -> None:
             await self.recovery.invite_failed(tx, invite.room, code=code, delay_seconds=delay)

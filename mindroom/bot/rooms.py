@@ -40,6 +40,7 @@ class RoomProvisioner:
         missing = list(self.agent.rooms)
         named = False
         while missing or not named:
+            asked_seconds = None
             try:
                 if not named:
                     await self.edges.set_display_name(self.agent.display_name)
@@ -49,9 +50,10 @@ class RoomProvisioner:
                     continue
             except (MatrixFailure, UserError) as error:
                 log.warning("room_not_provisioned", principal=self.agent.name, code=error.code, reason=str(error))
+                asked_seconds = error.retry_after_seconds if isinstance(error, MatrixFailure) else None
             except Exception as error:  # nobody waits for this service, so nobody else would tell
                 log.error("room_not_provisioned", principal=self.agent.name, error=blame(error))
-            await self.clock.sleep(backoff.next_seconds())
+            await self.clock.sleep(backoff.next_seconds(asked_seconds=asked_seconds))
 
     async def _provide(self, room: EffectiveRoom) -> bool:
         members = [agent for agent in self.agents if room in agent.rooms]

@@ -74,6 +74,7 @@ class Supervisor:
     async def _keep(self, agent: EffectiveAgent, stop: asyncio.Event) -> None:
         status, backoff = self.statuses[agent.name], Backoff(0.5, 60.0)
         while not stop.is_set():
+            asked_seconds = None
             try:
                 await self._serve_once(agent, status, stop)
                 backoff.reset()
@@ -81,6 +82,7 @@ class Supervisor:
             except FenceLost:
                 await self._note(agent, status, "lease_lost")
             except MatrixFailure as failure:
+                asked_seconds = failure.retry_after_seconds
                 await self._session_failed(agent, status, failure)
             except MindRoomError as error:
                 reason = str(error) if isinstance(error, UserError) else error.code
@@ -88,7 +90,7 @@ class Supervisor:
             except Exception as error:
                 log.error("service_failed", principal=agent.name, error=blame(error))
                 await self._note(agent, status, type(error).__name__)
-            await self._pause(backoff.next_seconds(), stop)
+            await self._pause(backoff.next_seconds(asked_seconds=asked_seconds), stop)
 
     async def _serve_once(self, agent: EffectiveAgent, status: PrincipalStatus, stop: asyncio.Event) -> None:
         stored = await self.sessions.provision(agent)

@@ -13,10 +13,11 @@ class Backoff:
     rng: random.Random = field(default_factory=random.Random)
     failures: int = 0
 
-    def next_seconds(self) -> float:
-        """The wait after one more failure."""
+    def next_seconds(self, *, asked_seconds: float | None = None) -> float:
+        """The wait after one more failure; never shorter than what the other side asked for, whatever the cap (E5)."""
         self.failures += 1
-        return backoff_seconds(self.failures, first=self.first_seconds, cap=self.cap_seconds, rng=self.rng)
+        wait = backoff_seconds(self.failures, first=self.first_seconds, cap=self.cap_seconds, rng=self.rng)
+        return max(wait, asked_seconds or 0.0)
 
     def reset(self) -> None:
         """It worked."""

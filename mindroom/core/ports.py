@@ -186,6 +186,10 @@ class PresentationPort(Protocol):
         """Content of the INITIAL with the text so far, or None when nothing is there yet."""
         ...
 
+    def is_being_written(self, delivery: DeliveryId) -> bool:
+        """True while its answer is being written in this process."""
+        ...
+
     def initial_visible(self, delivery: DeliveryId, event: EventId) -> None:
         """The placeholder stands in the room: progress edits may begin."""
         ...

@@ -21,6 +21,7 @@ from mindroom.journal.records import (
     Heard,
     Hearer,
     Original,
+    ProgressSeen,
     Redaction,
     Revision,
     RoomMembership,
@@ -281,6 +282,9 @@ class _Room:
         hosted = sender in self.hearer.hosted
         marker = storable_marker(content) if hosted else None
         if marker is not None and marker.stage is Stage.PROGRESS:
+            if sender == self.hearer.user_id:
+                revision = Revision(origin_ts(event) or 0, event_id)
+                self.admission.progress.append(ProgressSeen(marker.delivery, revision))
             return None
         heard = Heard(
             event_id=event_id,

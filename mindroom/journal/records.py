@@ -103,6 +103,14 @@ class Echo:
 
 
 @dataclass(frozen=True, slots=True)
+class ProgressSeen:
+    """A progress edit of our own; a FINAL that is older than one is hidden by it (E11)."""
+
+    delivery: DeliveryId
+    revision: Revision
+
+
+@dataclass(frozen=True, slots=True)
 class StateRow:
     """One piece of current room state that a crash must not forget (A13)."""
 
@@ -148,6 +156,7 @@ class Admission:
     heard: list[Heard] = field(default_factory=list)
     projection: list[ProjectionChange] = field(default_factory=list)
     echoes: list[Echo] = field(default_factory=list)
+    progress: list[ProgressSeen] = field(default_factory=list)
     memberships: dict[RoomId, RoomMembership] = field(default_factory=dict)
     departures: dict[RoomId, Epoch] = field(default_factory=dict)
     """Rooms left, with the epoch that ended."""
@@ -161,7 +170,8 @@ class Admission:
     @property
     def is_empty(self) -> bool:
         """True when there is nothing to store but the token."""
-        return not (self.heard or self.memberships or self.departures or self.state or self.gaps or self.echoes)
+        rows = self.heard or self.memberships or self.departures or self.state or self.gaps or self.echoes
+        return not (rows or self.progress)
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,21 @@ ON CONFLICT (delivery_id, stage) DO UPDATE
     WHERE delivery_outbox.state <> 'acked' AND delivery_outbox.principal = EXCLUDED.principal
 RETURNING delivery_id, stage, turn_id, acked_event_id
 
+-- name: say_again
+-- A progress edit newer than its FINAL hides it: the FINAL's text once more, keyed by that edit (E11).
+INSERT INTO delivery_outbox (delivery_id, stage, principal, turn_id, generation, purpose, room_id, thread_id, epoch,
+                             content, edit_target, txn_id)
+SELECT p.again, 'final', $1, o.turn_id, o.generation, 'answer', o.room_id, o.thread_id, o.epoch,
+       jsonb_set(o.content, '{io.mindroom.delivery,delivery}', to_jsonb(p.again::text)), o.edit_target, 'final.' || p.again
+FROM unnest($2::uuid[], $3::uuid[], $4::bigint[], $5::text[]) AS p(again, delivery_id, timestamp_ms, event_id)
+JOIN delivery_outbox o ON o.principal = $1 AND o.delivery_id = p.delivery_id AND o.stage = 'final' AND o.state = 'acked'
+JOIN journal_receipts r ON r.principal = $1 AND r.event_id = o.acked_event_id
+WHERE (p.timestamp_ms, p.event_id) > (r.origin_ts, r.event_id) AND o.edit_target IS NOT NULL AND o.content IS NOT NULL
+  AND NOT EXISTS (SELECT 1 FROM redaction_tombstones t WHERE t.principal = $1 AND t.room_id = o.room_id
+                     AND t.event_id IN (o.edit_target, o.acked_event_id, p.event_id))
+ON CONFLICT (delivery_id, stage) DO NOTHING
+RETURNING delivery_id, stage, room_id, thread_id, 0.0::float8 AS due_in_seconds
+
 -- name: owed
 -- Everything queued or claimed, in the order in which it was queued.
 SELECT delivery_id, stage, room_id, thread_id,

@@ -24,6 +24,11 @@ def notice_delivery_id(*parts: object) -> DeliveryId:
     return DeliveryId(uuid5(_NAMESPACE, "notice:" + ":".join(str(part) for part in parts)))
 
 
+def repeat_delivery_id(edit: EventId) -> DeliveryId:
+    """The FINAL text once more, because that progress edit hides it (E11)."""
+    return DeliveryId(uuid5(_NAMESPACE, f"repeat:{edit}"))
+
+
 class Purpose(StrEnum):
     """What a delivery is for."""
 

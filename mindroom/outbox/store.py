@@ -32,6 +32,7 @@ from mindroom.outbox.records import (
     NewDelivery,
     OwedDelivery,
     Purpose,
+    repeat_delivery_id,
 )
 
 SQL = load("mindroom.outbox", "outbox.sql")
@@ -69,6 +70,14 @@ def _wire(text: str | None) -> WirePayload | None:
     raw: JsonObject = json.loads(text)
     return WirePayload(
         RoomId(raw["room"]), raw["event_type"], raw["content"], TxnId(raw["txn_id"]), DeviceId(raw["device_id"])
+    )
+
+
+def _owed(row: Mapping[str, Any]) -> OwedDelivery:
+    return OwedDelivery(
+        DeliveryKey(DeliveryId(UUID(str(row["delivery_id"]))), Stage(row["stage"])),
+        Conversation(RoomId(row["room_id"]), EventId(row["thread_id"]) if row["thread_id"] else None),
+        row["due_in_seconds"],
     )
 
 
@@ -219,14 +228,22 @@ class Outbox:
 
     async def owed(self) -> list[OwedDelivery]:
         """Everything queued or claimed, oldest first."""
-        return [
-            OwedDelivery(
-                DeliveryKey(DeliveryId(UUID(str(r["delivery_id"]))), Stage(r["stage"])),
-                Conversation(RoomId(r["room_id"]), EventId(r["thread_id"]) if r["thread_id"] else None),
-                r["due_in_seconds"],
-            )
-            for r in await self.database.fetch(SQL["owed"], self.principal)
-        ]
+        return [_owed(row) for row in await self.database.fetch(SQL["owed"], self.principal)]
+
+    async def say_again(self, tx: Tx, progress: Sequence[tuple[DeliveryId, int, EventId]]) -> list[OwedDelivery]:
+        """Owe the text of each FINAL that is older than a progress edit of its delivery, once for that edit (E11).
+
+        `progress` is delivery, Matrix time in milliseconds and event of each.
+        """
+        rows = await tx.fetch(
+            SQL["say_again"],
+            self.principal,
+            [repeat_delivery_id(event) for _, _, event in progress],
+            [delivery for delivery, _, _ in progress],
+            [timestamp_ms for _, timestamp_ms, _ in progress],
+            [event for _, _, event in progress],
+        )
+        return [_owed(row) for row in rows]
 
     async def newest_acked(self) -> tuple[RoomId, EventId] | None:
         """The last event of ours that the homeserver acknowledged, in a room we are in (B4)."""

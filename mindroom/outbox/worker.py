@@ -15,7 +15,7 @@ from mindroom.core.blame import blame
 from mindroom.core.clock import Clock
 from mindroom.core.content import read_marker, relation
 from mindroom.core.errors import DependencyError, FenceLost, MatrixDeliveryFailure, MatrixFailure, RetryClass
-from mindroom.core.ids import EventId
+from mindroom.core.ids import DeliveryId, EventId
 from mindroom.core.metrics import Metrics
 from mindroom.core.ports import DeliveryGateway, OutgoingEvent, PresentationPort, RoomReader, WirePayload
 from mindroom.core.values import Stage
@@ -25,7 +25,7 @@ from mindroom.outbox.fitting import freeze_fitting, plain
 from mindroom.outbox.gate import Permission, SendGate
 from mindroom.outbox.lanes import DeliveryLanes, Waiting
 from mindroom.outbox.limits import SendLimits
-from mindroom.outbox.records import Claimed, Delivery, DeliveryKey, DeliveryState, NewDelivery, Purpose
+from mindroom.outbox.records import Claimed, Delivery, DeliveryKey, DeliveryState, NewDelivery, OwedDelivery, Purpose
 from mindroom.outbox.rules import Facts, Next, Remedy, Step, Tried, absent, next_step, remedy
 from mindroom.outbox.store import Outbox
 
@@ -93,6 +93,14 @@ class OutboxWorker:
         claimed = None if wire is None else Claimed(new.key, new.turn, wire)
         self._lanes.put(Waiting(new.conversation, new.key, claimed), delay_seconds=delay_seconds)
 
+    def take(self, owed: OwedDelivery) -> None:
+        """Say a row as the ledger tells it."""
+        self._lanes.put(Waiting(owed.conversation, owed.key), delay_seconds=owed.due_in_seconds)
+
+    def is_being_written(self, delivery: DeliveryId) -> bool:
+        """True while the answer is not complete: its progress edits are expected."""
+        return self._presentation.is_being_written(delivery)
+
     def withdraw(self, key: DeliveryKey) -> None:
         """The row was dropped before it was claimed."""
         self._lanes.withdraw(key)
@@ -142,7 +150,7 @@ class OutboxWorker:
                 if owed.due_in_seconds > -overdue_seconds:
                     continue
                 self._metrics.sweep_found.labels("delivery").inc()
-            self._lanes.put(Waiting(owed.conversation, owed.key), delay_seconds=owed.due_in_seconds)
+            self.take(owed)
 
     # ---- one delivery -----------------------------------------------------------------------------------------------
     async def _serve(self, entry: Waiting) -> float | None:

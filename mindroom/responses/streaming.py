@@ -117,6 +117,10 @@ class Streaming:
             text=stream.text,
         )
 
+    def is_being_written(self, delivery: DeliveryId) -> bool:
+        """True from the run's beginning until its progress has ended."""
+        return delivery in self._by_delivery
+
     def initial_visible(self, delivery: DeliveryId, event: EventId) -> None:
         """Progress edits may begin."""
         stream = self._by_delivery.get(delivery)

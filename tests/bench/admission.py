@@ -30,6 +30,9 @@ class _NoPresentation:
     def draft_content(self, _delivery: object) -> None:
         return None
 
+    def is_being_written(self, _delivery: object) -> bool:
+        return False
+
     def initial_visible(self, _delivery: object, _event: object) -> None:
         return None
 

@@ -7,6 +7,7 @@ from uuid import UUID
 
 import pytest
 
+from mindroom.core.content import DELIVERY_KEY
 from mindroom.core.errors import MatrixDeliveryFailure, MatrixFailureClass
 from mindroom.core.ids import DeliveryId, DeviceId
 from mindroom.core.ports import WirePayload
@@ -21,6 +22,7 @@ from tests.support.events import (
     left_room,
     member,
     message,
+    redaction,
     said,
     state,
 )
@@ -322,6 +324,51 @@ async def test_e11_the_hand_over_waits_for_the_progress_edit_in_flight(database_
             await spine.advance(3)
         assert await spine.value("SELECT count(*) FROM turns WHERE state = 'open'") == 0
         assert spine.finals() == [["$1"]]
+
+
+async def answered_with_progress(spine: Spine) -> tuple[DeliveryId, str]:
+    """An answer that edited its placeholder and whose echoes are admitted; its delivery and placeholder."""
+    spine.model.go.clear()
+    await spine.hear(message("$1"))
+    await spine.advance(1)
+    spine.model.go.set()
+    await spine.advance(1)
+    (placeholder, _), (final, wire) = spine.gateway.visible()
+    delivery = DeliveryId(UUID(wire.txn_id.partition(".")[2]))
+    await spine.hear(said(final, Stage.FINAL, delivery=delivery, sources=["$1"], edits=placeholder, ts=5000))
+    return delivery, placeholder
+
+
+@pytest.mark.parametrize(("ts", "repeats"), [(5001, 1), (4999, 0)])
+async def test_e11_a_progress_edit_newer_than_its_final_makes_it_said_once_more(
+    database_dsn: str, ts: int, repeats: int
+) -> None:
+    """E11: however often that edit is shown, and after a restart; an older edit hides nothing."""
+    async with serving(database_dsn) as spine:
+        delivery, placeholder = await answered_with_progress(spine)
+        late = said("$late", Stage.PROGRESS, delivery=delivery, edits=placeholder, ts=ts, with_txn=False)
+        await spine.hear(late)
+        await spine.hear(late)
+        await restart(spine, late)
+        await spine.advance(30)
+        first, *more = sends(spine, "final")
+        assert len(more) == repeats
+        for again in more:
+            assert again.txn_id != first.txn_id
+            assert again.content["m.new_content"]["body"] == first.content["m.new_content"]["body"]
+            assert again.content["m.relates_to"] == {"rel_type": "m.replace", "event_id": placeholder}
+            assert again.content["m.mentions"] == {}
+            assert again.content[DELIVERY_KEY]["delivery"] == again.txn_id.partition(".")[2]
+
+
+async def test_e11_a_redacted_answer_is_not_said_again(database_dsn: str) -> None:
+    """E11, A4."""
+    async with serving(database_dsn) as spine:
+        delivery, placeholder = await answered_with_progress(spine)
+        await spine.hear(redaction("$r", placeholder))
+        await spine.hear(said("$late", Stage.PROGRESS, delivery=delivery, edits=placeholder, ts=9000, with_txn=False))
+        await spine.advance(30)
+        assert len(sends(spine, "final")) == 1
 
 
 # ---- E6, rooms apart -------------------------------------------------------------------------------------------------

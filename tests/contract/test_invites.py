@@ -76,3 +76,19 @@ async def test_h2_nobody_joins_or_leaves_while_the_lease_is_in_doubt(database_ds
         spine.lease.trusted_until = trusted
         await spine.advance(20)
         assert spine.membership.left == [OTHER_ROOM]
+
+
+async def test_r27_e5_a_join_waits_as_long_as_the_homeserver_asks(database_dsn: str) -> None:
+    """R27: joins obey 429 too; a second one during the pause would only be refused again."""
+    async with open_spine(database_dsn) as spine:
+        limit = MatrixFailure("join", MatrixFailureClass.RATE_LIMITED, status=429, retry_after_seconds=120.0)
+        spine.membership = membership = TroubledMembership(limit, limit)
+        await spine.start()
+        spine.answer(spine.batch(), spine.batch(invite={ROOM: invitation("$i")}))
+        await spine.settle()
+        await spine.advance(115, step_seconds=5)
+        assert len(membership.faults) == 1
+        await spine.advance(10, step_seconds=5)
+        assert not membership.faults
+        await spine.advance(125, step_seconds=5)
+        assert membership.joined == [ROOM]

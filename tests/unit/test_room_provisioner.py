@@ -7,6 +7,7 @@ from mindroom.bot.edges import Edges
 from mindroom.bot.gate import StartGate
 from mindroom.bot.rooms import RoomProvisioner
 from mindroom.core.clock import TestClock
+from mindroom.core.errors import MatrixFailure, MatrixFailureClass
 from mindroom.journal.rooms import RoomBook
 from tests.support.spine import spine_config
 
@@ -22,6 +23,34 @@ class SurprisingEdges:
             self.surprised = True
             raise KeyError(name)
         self.named = name
+
+
+class LimitedEdges:
+    """Is told twice to wait two minutes."""
+
+    asked = 0
+
+    async def set_display_name(self, name: str) -> None:
+        self.asked += 1
+        if self.asked < 3:
+            raise MatrixFailure("profile_set", MatrixFailureClass.RATE_LIMITED, status=429, retry_after_seconds=120.0)
+
+
+async def test_r27_e5_a_start_waits_as_long_as_the_homeserver_asks() -> None:
+    """R27: names and rooms at a start obey 429 as well."""
+    config, clock, gate, edges = spine_config(), TestClock(), StartGate(RoomBook()), LimitedEdges()
+    gate.open()
+    agent = config.agents[0]
+    rooms = RoomProvisioner(agent, config.agents, (), cast("Edges", edges), gate, set(), clock)
+    task = asyncio.ensure_future(rooms.run())
+    for asked in (1, 2):
+        for _ in range(5):
+            await asyncio.sleep(0)
+        await clock.advance(119)
+        assert edges.asked == asked
+        await clock.advance(2)
+    await asyncio.wait_for(task, 5)
+    assert edges.asked == 3
 
 
 async def test_an_unforeseen_error_is_tried_again() -> None:
