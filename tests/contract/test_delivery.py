@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from mindroom.core.content import DELIVERY_KEY
-from mindroom.core.errors import MatrixDeliveryFailure, MatrixFailureClass
+from mindroom.core.errors import MatrixDeliveryFailure, MatrixFailure, MatrixFailureClass
 from mindroom.core.ids import DeliveryId, DeviceId
 from mindroom.core.ports import WirePayload
 from mindroom.core.values import Stage
@@ -28,7 +28,8 @@ from tests.support.events import (
 )
 from tests.support.spine import LostReply, Spine, open_spine
 
-NETWORK = MatrixDeliveryFailure("send", MatrixFailureClass.NETWORK)
+NETWORK_CLASS = MatrixFailureClass.NETWORK
+NETWORK = MatrixDeliveryFailure("send", NETWORK_CLASS)
 LOST = LostReply(NETWORK)
 
 
@@ -270,6 +271,68 @@ async def test_e3_e4_a_placeholder_that_was_never_sent_is_given_up(database_dsn:
         assert await states(spine) == [("initial", "retired"), ("final", "acked")]
 
 
+async def unknown_in_truncated_gap(spine: Spine, fault: Exception) -> None:
+    """A FINAL of another device whose fate sync cannot tell: a part of the timeline since the claim is lost to it."""
+    spine.gateway.fail("final", fault)
+    await spine.hear(message("$1"))
+    await spine.crash()
+    spine.gateway.device_id = DeviceId("OTHER")
+    await spine.advance(70, step_seconds=10)
+    await spine.rows("ALTER TABLE room_history_recovery DROP CONSTRAINT room_history_recovery_state")
+    await spine.rows(
+        "INSERT INTO room_history_recovery (principal, room_id, to_token, from_token, floor, epoch, state) "
+        "VALUES (1, $1, 't', 'f', 0, 1, 'truncated')",
+        ROOM,
+    )
+
+
+async def test_e4_in_a_truncated_gap_the_room_shows_that_it_was_said(database_dsn: str) -> None:
+    """E4: found behind other events of ours, read from the token of the claim on; never a second message."""
+    async with serving(database_dsn) as spine:
+        await spine.hear(message("$0"))
+        await unknown_in_truncated_gap(spine, LOST)
+        claimed_at = await spine.value("SELECT claim_token FROM delivery_outbox WHERE state = 'claimed'")
+        await restart(spine)
+        await spine.advance(120, step_seconds=5)
+        assert spine.room.asked[0] == (ROOM, claimed_at)
+        assert len(sends(spine, "final")) == 2
+        assert spine.finals() == [["$0"], ["$1"]]
+        assert await fate(spine) == ("acked", None)
+
+
+async def test_e4_in_a_truncated_gap_what_the_room_does_not_hold_is_sent(database_dsn: str) -> None:
+    """E4: read to the end and not found, so it never happened."""
+    async with serving(database_dsn) as spine:
+        await spine.hear(message("$0"))
+        await unknown_in_truncated_gap(spine, NETWORK)
+        await restart(spine)
+        await spine.advance(120, step_seconds=5)
+        assert len(spine.room.asked) == 2
+        assert spine.finals() == [["$0"], ["$1"]]
+
+
+@pytest.mark.parametrize(
+    "failure", [refused(403, "M_FORBIDDEN", MatrixFailureClass.FORBIDDEN), MatrixFailure("messages", NETWORK_CLASS)]
+)
+async def test_e4_what_nobody_can_tell_stays_owed_and_is_never_said_twice(
+    database_dsn: str, failure: MatrixFailure
+) -> None:
+    """E4: unknown is neither failed nor doubled, and the conversation goes on."""
+    async with serving(database_dsn) as spine:
+        await unknown_in_truncated_gap(spine, LOST)
+        spine.room.failure = failure
+        await restart(spine)
+        await spine.advance(700, step_seconds=20)
+        assert await states(spine) == [("initial", "retired"), ("final", "claimed")]
+        await spine.hear(message("$2", thread="$1"))
+        await spine.advance(2)
+        assert spine.finals() == [["$1"], ["$2"]]
+        spine.room.failure = None
+        await spine.advance(400, step_seconds=20)
+        assert len(sends(spine, "final")) == 2
+        assert await spine.value("SELECT count(*) FROM delivery_outbox WHERE state = 'claimed'") == 0
+
+
 # ---- E5: limits ------------------------------------------------------------------------------------------------------
 async def test_e5_a_429_pauses_every_room(database_dsn: str) -> None:
     """E5: limits are per user, so no room tries before the pause is over."""
@@ -394,6 +457,140 @@ async def test_e6_a_room_whose_sends_hang_delays_no_other(database_dsn: str) -> 
         spine.gateway.held[ROOM].set()
         await spine.settle()
         assert spine.finals() == [["$1"]]
+
+
+async def test_e5_progress_edits_leave_room_for_what_must_arrive(database_dsn: str) -> None:
+    """E5: after one 429 progress waits for tokens of its own while another answer goes out at once."""
+    async with serving(database_dsn, ROOM, OTHER_ROOM) as spine:
+        spine.model.held["long"] = held = asyncio.Event()
+        spine.model.finish.clear()
+        spine.model.answer, spine.model.pieces = "word " * 400, 40
+        await spine.hear(message("$1", "long"))
+        await spine.advance(1)
+        spine.gateway.fail("progress", limited(5))
+        held.set()
+        await spine.advance(2)
+        assert len(sends(spine, "progress")) == 1
+        spine.model.finish.set()
+        await spine.advance(10)
+        assert spine.finals() == [["$1"]]
+        await spine.hear(message("$2"), room=OTHER_ROOM)
+        assert spine.finals(OTHER_ROOM) == [["$2"]]
+        assert len(sends(spine, "progress")) == 1
+
+
+async def test_e6_a_room_upgraded_under_an_answer_keeps_it_for_its_successor(database_dsn: str) -> None:
+    """E6, F4: the refusal is explained by the tombstone; the row waits, and after a day it fails."""
+    async with serving(database_dsn) as spine:
+        spine.gateway.fail("final", *[refused(403, "M_FORBIDDEN", MatrixFailureClass.FORBIDDEN)] * 9)
+        await spine.hear(message("$1"))
+        tombstone = state("$t", "m.room.tombstone", {"replacement_room": "!new:x", "body": ""})
+        await hear_on(spine, (ROOM, joined_room([tombstone])))
+        assert await fate(spine) == ("queued", "tombstoned")
+        await spine.advance(600, step_seconds=30)
+        assert len(sends(spine, "final")) == 1
+        await spine.advance(86400, step_seconds=3600)
+        assert await fate(spine) == ("failed", "tombstoned")
+
+
+async def test_e6_a_refusal_that_a_departure_explains_is_retired(database_dsn: str) -> None:
+    """E6, F2: sync shows that we were removed."""
+    async with serving(database_dsn) as spine:
+        spine.gateway.fail("final", refused(403, "M_FORBIDDEN", MatrixFailureClass.FORBIDDEN))
+        await spine.hear(message("$1"))
+        spine.answer(spine.batch(leave={ROOM: left_room([member("$l", ME, "leave", sender=ALICE)])}))
+        await spine.settle()
+        await spine.advance(30)
+        assert await fate(spine) == ("retired", "departed")
+
+
+async def test_e6_a_server_error_that_meets_one_delivery_alone_is_its_own_fault(database_dsn: str) -> None:
+    """E6: five in a row while others go out; as long as nothing goes out it is the server's."""
+    async with serving(database_dsn, ROOM, OTHER_ROOM) as spine:
+        spine.gateway.fail(ROOM, *[refused(500, "M_UNKNOWN", MatrixFailureClass.SERVER)] * 100)
+        await spine.hear(message("$1"))
+        await spine.advance(300, step_seconds=5)
+        assert await fate(spine) == ("claimed", "M_UNKNOWN")
+        await spine.hear(message("$2"), room=OTHER_ROOM)
+        await spine.advance(60, step_seconds=5)
+        assert await fate(spine) == ("failed", "M_UNKNOWN")
+        assert spine.finals(OTHER_ROOM) == [["$2"]]
+
+
+@pytest.mark.parametrize("errcode", ["M_USER_LOCKED", "M_CONSENT_NOT_GIVEN", "M_USER_SUSPENDED", "M_UNKNOWN_TOKEN"])
+async def test_e6_a_refused_account_waits_and_nothing_it_owes_fails(database_dsn: str, errcode: str) -> None:
+    """E6: sends pause, a metric says so, and all goes out once somebody lifts it."""
+    async with serving(database_dsn, ROOM, OTHER_ROOM) as spine:
+        spine.gateway.fail(ROOM, *[refused(403, errcode, MatrixFailureClass.AUTH)] * 3)
+        await spine.hear(message("$1"))
+        await spine.hear(message("$2"), room=OTHER_ROOM)
+        value = spine.metrics.registry.get_sample_value
+        assert value("mindroom_sends_refused", {"principal": "agent"}) == 1
+        await spine.advance(25)
+        assert len(spine.gateway.attempts) == 1
+        await spine.advance(180, step_seconds=5)
+        assert spine.finals() == [["$1"]]
+        assert spine.finals(OTHER_ROOM) == [["$2"]]
+        assert value("mindroom_sends_refused", {"principal": "agent"}) == 0
+
+
+async def test_e6_too_large_for_this_server_goes_out_smaller_and_says_so(database_dsn: str) -> None:
+    """E6: same transaction id, less text, a note."""
+    async with serving(database_dsn) as spine:
+        spine.gateway.fail("final", *[refused(413, "M_TOO_LARGE", MatrixFailureClass.TOO_LARGE)] * 2)
+        spine.model.answer = "word " * 400
+        await spine.hear(message("$1"))
+        await spine.advance(5)
+        attempts = sends(spine, "final")
+        assert len({wire.txn_id for wire in attempts}) == 1
+        assert "rest was left out" in attempts[-1].content["body"]
+        assert await fate(spine) == ("acked", None)
+
+
+async def test_e6_a_refused_relation_is_fetched_and_then_left_out(database_dsn: str) -> None:
+    """E6: 400 proves that nothing was sent; the same transaction id carries the plain reply."""
+    async with serving(database_dsn) as spine:
+        spine.gateway.fail("final", *[refused(400, "M_UNKNOWN", MatrixFailureClass.BAD_REQUEST)] * 2)
+        await spine.hear(message("$1"))
+        await spine.advance(5)
+        assert spine.room.asked == [(ROOM, "$1")]
+        first, second, third = sends(spine, "final")
+        assert first == second
+        assert third.txn_id == first.txn_id
+        assert third.content["m.relates_to"] == {"m.in_reply_to": {"event_id": "$1"}}
+        assert await fate(spine) == ("acked", None)
+
+
+async def test_e6_conversations_of_one_room_do_not_wait_for_each_other(database_dsn: str) -> None:
+    """E6: one delivery that hangs, and one that fails again and again, leave twenty others their placeholders."""
+    async with serving(database_dsn) as spine:
+        spine.gateway.fail("final", *[refused(502, "", MatrixFailureClass.SERVER)] * 2)
+        spine.gateway.held["initial"] = held = asyncio.Event()
+        spine.model.held["slow"] = slow = asyncio.Event()
+        await spine.hear(message("$hang", "slow"))
+        await spine.advance(1)
+        assert len(sends(spine, "initial")) == 1
+        spine.gateway.held.pop("initial")
+        await spine.hear(*[message(f"${n}", "slow") for n in range(20)])
+        await spine.advance(1)
+        assert spine.gateway.stages().count("initial") == 20
+        slow.set()
+        await spine.advance(5)
+        assert len(spine.finals()) == 20
+        held.set()
+        await spine.advance(10)
+        assert len(spine.finals()) == 21
+
+
+async def test_at_most_eight_sends_of_a_principal_are_in_flight(database_dsn: str) -> None:
+    async with serving(database_dsn) as spine:
+        spine.gateway.held["final"] = held = asyncio.Event()
+        await spine.hear(*[message(f"${n}") for n in range(20)])
+        await spine.advance(2)
+        assert len(sends(spine, "final")) == 8
+        held.set()
+        await spine.advance(2)
+        assert len(spine.finals()) == 20
 
 
 # ---- E8 … E10, F2 ----------------------------------------------------------------------------------------------------
