@@ -77,8 +77,10 @@ def test_what_we_said_by_other_means_is_no_echo() -> None:
 # ---- hosted principals -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("sender", [ME, PEER])
 def test_progress_of_a_hosted_principal_leaves_no_trace(sender: str) -> None:
-    """A11: no receipt, no row, no projection."""
+    """A11: no receipt, no row, no projection; our own is only compared with its FINAL (E11)."""
     admission = classify(timeline(said("$p", Stage.PROGRESS, sender=sender, edits="$i")))
+    assert [seen.revision.event_id for seen in admission.progress] == (["$p"] if sender == ME else [])
+    admission.progress.clear()
     assert admission.is_empty
     assert not admission.projection
 
