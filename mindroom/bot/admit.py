@@ -145,7 +145,7 @@ class Admitter:
         if admission.progress:
             seen = [(p.delivery, p.revision.timestamp_ms, p.revision.event_id) for p in admission.progress]
             again = await self.outbox.say_again(tx, seen)
-            tx.after_commit(lambda: [self.worker.take(owed) for owed in again])
+            tx.after_commit(lambda: self.worker.take(again))
         return admitted
 
     async def echoes_of(self, tx: Tx, echoes: Sequence[Echo]) -> None:

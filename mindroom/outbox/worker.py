@@ -93,9 +93,10 @@ class OutboxWorker:
         claimed = None if wire is None else Claimed(new.key, new.turn, wire)
         self._lanes.put(Waiting(new.conversation, new.key, claimed), delay_seconds=delay_seconds)
 
-    def take(self, owed: OwedDelivery) -> None:
-        """Say a row as the ledger tells it."""
-        self._lanes.put(Waiting(owed.conversation, owed.key), delay_seconds=owed.due_in_seconds)
+    def take(self, rows: Iterable[OwedDelivery]) -> None:
+        """Say rows as the ledger tells them."""
+        for owed in rows:
+            self._lanes.put(Waiting(owed.conversation, owed.key), delay_seconds=owed.due_in_seconds)
 
     def is_being_written(self, delivery: DeliveryId) -> bool:
         """True while the answer is not complete: its progress edits are expected."""
@@ -150,7 +151,7 @@ class OutboxWorker:
                 if owed.due_in_seconds > -overdue_seconds:
                     continue
                 self._metrics.sweep_found.labels("delivery").inc()
-            self.take(owed)
+            self.take([owed])
 
     # ---- one delivery -----------------------------------------------------------------------------------------------
     async def _serve(self, entry: Waiting) -> float | None:
