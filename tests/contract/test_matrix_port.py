@@ -362,6 +362,40 @@ async def test_b3_history_of_a_room_that_is_not_ours_is_forbidden(
     assert caught.value.failure_class is C.FORBIDDEN
 
 
+async def test_a12_a_thread_is_read_back_from_a_token_of_sync_and_its_root_apart(
+    ada: Account, bob: Account, ada_plan: RoomPlan
+) -> None:
+    """A12: edits of its messages too, nothing newer than the token; what the room has not is refused for good."""
+    room = await shared_room(ada, bob, ada_plan)
+    root = await ada.say(room, "the root")
+    in_thread: JsonObject = {
+        "msgtype": "m.text",
+        "body": "x",
+        "m.relates_to": {"rel_type": "m.thread", "event_id": root},
+    }
+    said = [await ada.say(room, "", content=in_thread) for _ in range(4)]
+    new: JsonObject = {"msgtype": "m.text", "body": "y"}
+    edit = {**new, "m.new_content": new, "m.relates_to": {"rel_type": "m.replace", "event_id": said[0]}}
+    said.append(await ada.say(room, "", content=edit))
+    start: SyncToken | None = (await bob.news(None)).next_batch
+    await ada.say(room, "", content=in_thread)
+    walked: list[EventId] = []
+    while start is not None:
+        page = await bob.history.thread_back(room, root, start=start, limit=2)
+        walked += [event["event_id"] for event in page.events]
+        start = page.end
+    assert list(reversed(walked)) == said
+    assert (await bob.history.event(room, root))["content"]["body"] == "the root"
+    token = (await bob.news(None)).next_batch
+    for asked in (
+        bob.history.thread_back(room, EventId("$no"), start=token, limit=2),
+        bob.history.event(room, EventId("$no")),
+    ):
+        with pytest.raises(MatrixFailure) as caught:
+            await asked
+        assert caught.value.failure_class in (C.NOT_FOUND, C.BAD_REQUEST)
+
+
 # ---- delivery --------------------------------------------------------------------------------------------------------
 async def test_e2_the_same_transaction_id_is_one_event(ada: Account, ada_plan: RoomPlan) -> None:
     room = await ensure_room(ada.client, ada_plan)

@@ -9,6 +9,7 @@ import pytest
 from mindroom.core.ids import PrincipalId
 from mindroom.db.embedded import EmbeddedPostgres
 from mindroom.db.engine import Database, Tx
+from mindroom.journal.hydration import ENOUGH_MESSAGES
 from mindroom.journal.projection import CONVERSATION_LIMIT
 from mindroom.journal.statements import SQL as JOURNAL
 from mindroom.outbox.store import SQL as OUTBOX
@@ -209,3 +210,25 @@ async def test_settling_and_marking_find_sources_by_event(database: Database) ->
     )
     assert "journal_pending_event" in marks.indexes()
     assert settle.rows_read("journal_pending") == marks.rows_read("journal_pending") == 2
+
+
+async def test_how_far_a_conversation_is_known_is_asked_by_keys(database: Database) -> None:
+    """A12: asked before each prompt and each verdict in a thread; a long conversation is counted up to a bound."""
+    fill = "INSERT INTO room_membership (principal, room_id, epoch, membership) VALUES (1, '!busy', 1, 'join')"
+    async with database.transaction("test.fill") as tx:
+        await tx.execute(fill)
+    found = await plan(database, JOURNAL["hydration"], 1, "!busy", "", ENOUGH_MESSAGES)
+    assert found.rows_read("visible_messages") <= ENOUGH_MESSAGES + 10
+    found = await plan(database, JOURNAL["hydration"], 1, "!busy", "$e100", ENOUGH_MESSAGES)
+    assert {"visible_messages_pkey", "journal_receipts_event_key"} <= found.indexes()
+
+
+async def test_the_messages_of_a_page_are_found_by_their_keys(database: Database) -> None:
+    """A12: a page of history, and what takes a receipt's place."""
+    names = [f"$e{n}" for n in range(1000, 1040)]
+    many = len(names)
+    found = await plan(database, JOURNAL["places"], 1, "!busy", names)
+    assert found.rows_read("visible_messages") <= many
+    rows = (["!busy"] * many, names, [1] * many, [0] * many, [0] * many)
+    found = await plan(database, JOURNAL["place_shown"], 1, *rows)
+    assert found.rows_read("visible_messages") <= many

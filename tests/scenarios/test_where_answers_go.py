@@ -35,6 +35,29 @@ async def test_r22_a_message_in_an_old_thread_is_answered_in_that_thread(house: 
     assert answer.content["m.relates_to"]["m.in_reply_to"] == {"event_id": source}
 
 
+async def test_r22_a12_a_thread_from_before_the_agent_came_is_read_before_it_is_answered(house: House) -> None:
+    """R22, A12: root and messages lie behind the end of what sync shows to somebody who joins."""
+    room = await house.room()
+    root = await house.human.send(room, "the root of old")
+    said = await house.human.send(room, "said long ago", thread=root)
+    await house.human.edit(room, said, "said and changed long ago")
+    for _ in range(5):
+        await asyncio.gather(*(house.human.send(room, f"talk {n}") for n in range(22)))
+    await house.human.invite(room, house.agent("quiet"))
+    await house.joined(room, "quiet")
+    source = await house.human.send(room, "what was it?", thread=root, mentions=[house.agent("quiet")])
+    answer = await house.answer(room, "quiet", source)
+    assert answer.thread == root
+    row = await house.row(
+        "SELECT string_agg(content ->> 'body', ' < ' ORDER BY base, page, idx) AS told FROM visible_messages "
+        "WHERE $1 IN (event_id, thread_id) AND event_id <> $2 AND sender = $3",
+        *(root, source, house.human.user_id),
+    )
+    assert row is not None
+    assert row["told"] == "the root of old < said and changed long ago"
+    assert await house.row("SELECT 1 FROM journal_receipts WHERE event_id = ANY($1)", [root, said]) is None
+
+
 async def test_a_plain_reply_inherits_the_thread_of_its_target(house: House) -> None:
     room = await house.room("assistant")
     root = await house.human.send(room, "first")

@@ -185,6 +185,22 @@ class World:
             answer["end"] = f"s{page[0][0]}"
         return answer
 
+    def relations_back(self, room: Room, root: str, *, start: int, limit: int) -> Json:
+        """A page backwards from `start` of what relates to an event, directly or not."""
+        if all(event["event_id"] != root for _, event in room.timeline):
+            raise MatrixProblem(404, "M_NOT_FOUND")
+        related, found = {root}, []
+        for position, event in room.timeline:
+            if event["content"].get("m.relates_to", {}).get("event_id") in related:
+                related.add(event["event_id"])
+                found.append((position, event))
+        found = [(position, event) for position, event in found if position < start]
+        page, rest = found[-limit:], found[:-limit]
+        answer: Json = {"chunk": [shown(event, None) for _, event in reversed(page)]}
+        if rest:
+            answer["next_batch"] = f"s{page[0][0]}"
+        return answer
+
     def sync(self, login: Login, *, since: int | None, full_state: bool, limit: int) -> Json:
         """One response; rooms without news are absent."""
         rooms: Json = {"join": {}, "invite": {}, "leave": {}}

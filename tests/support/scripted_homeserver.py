@@ -231,6 +231,7 @@ _ROUTES: tuple[tuple[str, str, str], ...] = (
     ("GET", r"/sync", "sync"),
     ("PUT", r"/rooms/([^/]+)/send/([^/]+)/([^/]+)", "send"),
     ("GET", r"/rooms/([^/]+)/messages", "messages"),
+    ("GET", r"/rooms/([^/]+)/relations/([^/]+)", "relations"),
     ("POST", r"/join/([^/]+)", "join"),
     ("POST", r"/rooms/([^/]+)/leave", "leave"),
     ("POST", r"/rooms/([^/]+)/invite", "invite"),
@@ -243,11 +244,11 @@ _ROUTES: tuple[tuple[str, str, str], ...] = (
     ("GET", r"/directory/room/([^/]+)", "resolve_alias"),
     ("POST", r"/createRoom", "create_room"),
 )
-_CLIENT_API = "/_matrix/client/v3"
+_CLIENT_API = re.compile(r"/_matrix/client/v[13](?=/)")
 
 
 def _call_of(method: str, raw_path: str) -> tuple[str, list[str]]:
-    path = raw_path.removeprefix(_CLIENT_API)
+    path = _CLIENT_API.sub("", raw_path, count=1)
     for wanted, pattern, call in _ROUTES:
         if method == wanted and (found := re.fullmatch(pattern, path)):
             return call, [unquote(part) for part in found.groups()]
@@ -266,6 +267,12 @@ def _get_state(world: World, login: Login, arguments: list[str], _body: Json, qu
     if found is None:
         raise MatrixProblem(404, "M_NOT_FOUND")
     return found[1] if query.get("format") == "event" else found[1]["content"]
+
+
+def _relations(world: World, login: Login, arguments: list[str], _body: Json, query: dict[str, str]) -> Json:
+    room = world.joined_room(arguments[0], login.user)
+    start = _position(query["from"])
+    return world.relations_back(room, arguments[1], start=start, limit=int(query["limit"]))
 
 
 def _get_event(world: World, login: Login, arguments: list[str], _body: Json, _query: dict[str, str]) -> Json:
@@ -332,6 +339,7 @@ _PUBLIC: dict[str, Callable[[World, Json, list[str]], Json]] = {
 _PRIVATE: dict[str, Callable[[World, Login, list[str], Json, dict[str, str]], Json]] = {
     "whoami": _whoami,
     "messages": _messages,
+    "relations": _relations,
     "send": _send,
     "join": _join,
     "leave": _leave,
