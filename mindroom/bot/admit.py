@@ -84,7 +84,7 @@ class Admitter:
     async def admit(self, admission: Admission, checkpoint: Checkpoint) -> int | None:
         """Commit a response with its token. Raises DatabaseUnavailable when nothing of it is stored, FenceLost.
 
-        Returns when the checkpoint moved, in Matrix milliseconds; None when the commit could not tell.
+        Returns when the checkpoint was last certified, in Matrix milliseconds.
         """
 
         async def body(tx: Tx) -> int | None:

@@ -10,13 +10,19 @@ from mindroom.bot.edges import Edges
 from mindroom.bot.wiring import BotNeeds, Ledgers, Services, wire
 from mindroom.config import EffectiveAgent
 from mindroom.core.blame import leaf
-from mindroom.core.errors import FenceLost
+from mindroom.core.errors import FenceLost, MindRoomError
 from mindroom.db.lease import Lease
 
 log = structlog.get_logger(__name__)
 
 OUTBOX_DRAIN_SECONDS = 5.0
 """After the last answer is handed off, its FINAL gets this long to leave."""
+
+
+class ServiceEnded(MindRoomError):
+    """A service that has to run for ever returned: the principal would look online and be deaf (R8)."""
+
+    code = "service_ended"
 
 
 class AgentBot:
@@ -60,6 +66,7 @@ class AgentBot:
             for task in done:
                 if (error := task.exception()) is not None:
                     raise leaf(error)
+            raise ServiceEnded(f"a service of {self._agent.name} returned")
         finally:
             await _ended([*signals, *rooms, *intake, *work])
             await services.signs.close()

@@ -3,7 +3,7 @@
 Runs only after the account's baseline is committed: what happens in a room we create must be heard as live (A3).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -14,7 +14,7 @@ from mindroom.config import EffectiveAgent, EffectiveRoom
 from mindroom.core.backoff import Backoff
 from mindroom.core.blame import blame
 from mindroom.core.clock import Clock
-from mindroom.core.errors import MatrixFailure, UserError
+from mindroom.core.errors import DependencyError, UserError
 from mindroom.core.ids import RoomId, UserId
 from mindroom.matrix.rooms import RoomPlan
 
@@ -31,6 +31,8 @@ class RoomProvisioner:
     edges: Edges
     gate: StartGate
     configured_rooms: set[RoomId]
+    effect_seconds: Callable[[], float]
+    """Raises DependencyError while ownership is in doubt (H2)."""
     clock: Clock
 
     async def run(self) -> None:
@@ -42,13 +44,14 @@ class RoomProvisioner:
         while missing or not named:
             asked_seconds = None
             try:
+                self.effect_seconds()
                 if not named:
                     await self.edges.set_display_name(self.agent.display_name)
                     named = True
                 missing = [room for room in missing if not await self._provide(room)]
                 if not missing:
                     continue
-            except (MatrixFailure, UserError) as error:
+            except (DependencyError, UserError) as error:
                 log.warning("room_not_provisioned", principal=self.agent.name, code=error.code, reason=str(error))
                 asked_seconds = error.retry_after_seconds if isinstance(error, MatrixFailure) else None
             except Exception as error:  # nobody waits for this service, so nobody else would tell
@@ -56,6 +59,7 @@ class RoomProvisioner:
             await self.clock.sleep(backoff.next_seconds(asked_seconds=asked_seconds))
 
     async def _provide(self, room: EffectiveRoom) -> bool:
+        self.effect_seconds()
         members = [agent for agent in self.agents if room in agent.rooms]
         if members[0] is self.agent or members[0].name == self.agent.name:
             others = tuple(agent.user_id for agent in members[1:])

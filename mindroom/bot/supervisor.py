@@ -25,6 +25,9 @@ log = structlog.get_logger(__name__)
 STANDBY_SECONDS = 1.0
 """How often a lease that another process holds is asked for (architecture section 6)."""
 
+HEALTHY_SECONDS = 120.0
+"""Whoever was served this long begins with a short back-off after the next failure."""
+
 
 class ServiceState(StrEnum):
     """Where one principal stands in this process; shown by /readyz."""
@@ -74,7 +77,7 @@ class Supervisor:
     async def _keep(self, agent: EffectiveAgent, stop: asyncio.Event) -> None:
         status, backoff = self.statuses[agent.name], Backoff(0.5, 60.0)
         while not stop.is_set():
-            asked_seconds = None
+            began, asked_seconds = self.needs.clock.boottime(), None
             try:
                 await self._serve_once(agent, status, stop)
                 backoff.reset()
@@ -90,6 +93,8 @@ class Supervisor:
             except Exception as error:
                 log.error("service_failed", principal=agent.name, error=blame(error))
                 await self._note(agent, status, type(error).__name__)
+            if self.needs.clock.boottime() - began > HEALTHY_SECONDS:
+                backoff.reset()
             await self._pause(backoff.next_seconds(asked_seconds=asked_seconds), stop)
 
     async def _serve_once(self, agent: EffectiveAgent, status: PrincipalStatus, stop: asyncio.Event) -> None:

@@ -215,10 +215,9 @@ class SyncLoop:
             return
         checkpoint = self._moved(batch)
         if admission.is_empty:
-            moved_ms = await self._admitter.save_token(checkpoint)
+            self._certified_ms = await self._admitter.save_token(checkpoint)
         else:
-            moved_ms = await self._admitter.admit(admission, checkpoint)
-        self._certified_ms = moved_ms or self._certified_ms
+            self._certified_ms = await self._admitter.admit(admission, checkpoint)
         self._since, self._unsaved_since = batch.next_batch, None
         self._believe(checkpoint.trust)
         self._note_success()

@@ -174,7 +174,9 @@ def wire(agent: EffectiveAgent, lease: Lease, *, ledgers: Ledgers, edges: Edges,
             metrics=metrics,
         ),
         joins=joins,
-        rooms=RoomProvisioner(agent, config.agents, sorted(config.authorized_users), edges, gate, configured, clock),
+        rooms=RoomProvisioner(
+            agent, config.agents, sorted(config.authorized_users), edges, gate, configured, lease.effect_seconds, clock
+        ),
         signs=saying.signs,
     )
 
@@ -221,7 +223,7 @@ def _saying(
         metrics,
     )
     responder = _responder(agent, needs)
-    signs = WorkingSigns(edges.attention, clock=clock)
+    signs = WorkingSigns(edges.attention, effect_seconds=lease.effect_seconds, clock=clock)
     runner = ResponseRunner(
         responder=responder,
         transitions=TurnTransitions(

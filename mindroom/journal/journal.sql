@@ -55,8 +55,9 @@ WITH input AS (
     RETURNING (extract(epoch FROM certified_at) * 1000)::bigint AS certified_ms
 )
 SELECT receipt, event_id, order_base AS base, page, idx, source IS NOT NULL AND settled_as IS NULL AS is_pending, is_shown,
-       (SELECT certified_ms FROM moved) AS certified_ms
+       NULL::bigint AS certified_ms
 FROM judged
+UNION ALL SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, certified_ms FROM moved
 
 -- name: read_projection
 -- What is stored about the events that a batch touches; OFFSET 0 keeps each look-up a look-up whatever statistics say.

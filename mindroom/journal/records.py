@@ -186,7 +186,7 @@ class Admitted:
     shown: frozenset[EventId] = frozenset()
     """Plain originals that are in the projection already."""
     certified_ms: int | None = None
-    """When the checkpoint moved with them; None where it did not or nothing was fresh."""
+    """When the checkpoint moved with them; None where it did not."""
 
 
 @dataclass(frozen=True, slots=True)

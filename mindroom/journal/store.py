@@ -112,11 +112,13 @@ class Journal:
             checkpoint.trust.state.value if checkpoint else None,
             checkpoint.trust.reason.value if checkpoint else None,
         )
+        certified_ms = next((row["certified_ms"] for row in rows if row["receipt"] is None), None)
+        rows = [row for row in rows if row["receipt"] is not None]
         receipts = {EventId(row["event_id"]): Receipt(row["receipt"]) for row in rows}
         keys = {EventId(row["event_id"]): OrderKey(row["base"], row["page"], row["idx"]) for row in rows}
         pending = [keys[EventId(row["event_id"])] for row in rows if row["is_pending"]]
         shown = frozenset(EventId(row["event_id"]) for row in rows if row["is_shown"])
-        return Admitted(receipts, keys, min(pending, default=None), shown, rows[0]["certified_ms"] if rows else None)
+        return Admitted(receipts, keys, min(pending, default=None), shown, certified_ms)
 
     async def mark_answered(self, tx: Tx, sources: Mapping[EventId, TurnId | None]) -> list[EventId]:
         """Our own FINAL names these sources: answered, now and whenever they come again (A6); returns the owed ones."""

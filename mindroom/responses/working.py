@@ -5,11 +5,12 @@ An answer that is ready within the delay is its own sign; that saves three reque
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
 from mindroom.core.clock import Clock
+from mindroom.core.errors import DependencyError
 from mindroom.core.ids import EventId, RoomId
 from mindroom.core.ports import AttentionPort
 from mindroom.core.values import MessageTarget
@@ -19,12 +20,15 @@ TYPING_SECONDS = 30.0
 SIGN_DELAY_SECONDS = 0.3
 """As long as a placeholder waits."""
 
+CLOSE_SECONDS = 2.0
+
 
 class WorkingSigns:
     """Typing is per room: the first running turn starts it, the last one ends it."""
 
-    def __init__(self, attention: AttentionPort, *, clock: Clock) -> None:
+    def __init__(self, attention: AttentionPort, *, effect_seconds: Callable[[], float], clock: Clock) -> None:
         self._attention = attention
+        self._effect_seconds = effect_seconds
         self._clock = clock
         self._running: Counter[RoomId] = Counter()
         self._typing: dict[RoomId, asyncio.Task[None]] = {}
@@ -53,21 +57,30 @@ class WorkingSigns:
 
     def _send(self, sign: Coroutine[Any, Any, None]) -> None:
         """On its way whatever becomes of the turn."""
-        sending = asyncio.create_task(sign)
+        sending = asyncio.create_task(self._trusted(sign))
         self._last.add(sending)
         sending.add_done_callback(self._last.discard)
+
+    async def _trusted(self, sign: Coroutine[Any, Any, None]) -> None:
+        """Nothing goes out while ownership is in doubt, nor longer than it lasts (H2)."""
+        try:
+            await asyncio.wait_for(sign, self._effect_seconds())
+        except (DependencyError, TimeoutError):
+            sign.close()
 
     async def _type(self, room: RoomId) -> None:
         await self._clock.sleep(SIGN_DELAY_SECONDS)
         try:
             while True:
-                await self._attention.typing(room, seconds=TYPING_SECONDS)
+                await self._trusted(self._attention.typing(room, seconds=TYPING_SECONDS))
                 await self._clock.sleep(TYPING_RENEWAL_SECONDS)
         except asyncio.CancelledError:
             self._send(self._attention.typing(room, seconds=0))
             raise
 
     async def close(self) -> None:
-        """Let the last signs go out."""
+        """Let the last signs go out; what is not gone in time is given up."""
         if self._last:
-            await asyncio.wait(self._last, timeout=2)
+            _, late = await asyncio.wait(self._last, timeout=CLOSE_SECONDS)
+            for sign in late:
+                sign.cancel()

@@ -58,7 +58,7 @@ async def test_an_unforeseen_error_is_tried_again() -> None:
     config, clock, gate, edges = spine_config(), TestClock(), StartGate(RoomBook()), SurprisingEdges()
     gate.open()
     agent = config.agents[0]
-    rooms = RoomProvisioner(agent, config.agents, (), cast("Edges", edges), gate, set(), clock)
+    rooms = RoomProvisioner(agent, config.agents, (), cast("Edges", edges), gate, set(), lambda: 10.0, clock)
     task = asyncio.ensure_future(rooms.run())
     for _ in range(5):
         await asyncio.sleep(0)
