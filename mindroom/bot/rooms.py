@@ -14,7 +14,7 @@ from mindroom.config import EffectiveAgent, EffectiveRoom
 from mindroom.core.backoff import Backoff
 from mindroom.core.blame import blame
 from mindroom.core.clock import Clock
-from mindroom.core.errors import DependencyError, UserError
+from mindroom.core.errors import DependencyError, MatrixFailure, UserError
 from mindroom.core.ids import RoomId, UserId
 from mindroom.matrix.rooms import RoomPlan
 

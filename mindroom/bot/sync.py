@@ -144,9 +144,7 @@ class SyncLoop:
         self._metrics.sync_failures.labels(errcode_label(failure.errcode or failure.failure_class.value)).inc()
         if failure.errcode == "M_UNKNOWN_TOKEN":
             raise failure
-        wait = self._backoff.next_seconds()
-        if failure.failure_class is MatrixFailureClass.RATE_LIMITED and failure.retry_after_seconds is not None:
-            wait = max(wait, failure.retry_after_seconds)
+        wait = self._backoff.next_seconds(asked_seconds=failure.retry_after_seconds)
         log.warning(
             "matrix_sync_failed",
             failure=failure.failure_class.value,
