@@ -33,6 +33,7 @@ PLAIN_WORDS = [
     "tombstone",
     "echo",
     "floor",
+    "hydration",
 ]
 
 
