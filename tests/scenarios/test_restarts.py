@@ -4,9 +4,15 @@ import asyncio
 import json
 from pathlib import Path
 
+import pytest
+
+from mindroom.bot.edges import Edges, HomeserverConnect
 from mindroom.core.content import DELIVERY_KEY
 from mindroom.db.embedded import EmbeddedPostgres
+from mindroom.matrix.accounts import AccountSession
+from mindroom.matrix.client import MatrixCall
 from mindroom.matrix.local_homeserver import LocalHomeserver
+from mindroom.matrix.paths import client_path
 from tests.support.matrix_human import MatrixHuman
 from tests.support.openai_server import Behaviour, OpenAIServer
 from tests.support.runtime import AgentSetup, House, copy_database, eventually, open_house
@@ -334,6 +340,47 @@ async def test_readyz_names_the_reason_while_the_homeserver_is_away(
 
         await eventually(told, what="/readyz says network")
         assert (await running.http("/healthz"))[0] == 200
+
+
+async def test_r7_b5_a_deleted_device_is_replaced_and_nobody_hammers(
+    synapse: LocalHomeserver, database_dsn: str, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R7, B5: one new login with a new device, the next message answered; the other principal notices nothing."""
+    agents, clients, connect = [AgentSetup("assistant"), AgentSetup("other")], {}, HomeserverConnect.edges
+
+    def edges(self: HomeserverConnect, session: AccountSession) -> Edges:
+        opened = connect(self, session)
+        clients[session.user_id] = opened.client
+        return opened
+
+    monkeypatch.setattr(HomeserverConnect, "edges", edges)
+    async with open_house(synapse, database_dsn, short_path, agents=agents) as house:
+        running = await house.start()
+
+        def count(sample: str, **labels: str) -> float:
+            return running.metrics.registry.get_sample_value(f"mindroom_{sample}", labels) or 0.0
+
+        mine, others = house.agent("assistant"), house.agent("other")
+        room = await house.room("assistant")
+        elsewhere = await house.room("other")
+        await house.answer(room, "assistant", await house.human.send(room, "before"))
+        was = await _principals(house)
+        device_gone = client_path("logout")
+        await clients[mine].request(MatrixCall.LOGIN, method="POST", path=device_gone, body={})
+        logins = count("homeserver_seconds_count", name="login")
+        source = await house.human.send(room, "after")
+        await house.answer(room, "assistant", source)
+        await house.answer(elsewhere, "other", await house.human.send(elsewhere, "and you"))
+        now = await _principals(house)
+        assert now[mine][0] != was[mine][0], "a new device"
+        assert now[others] == was[others], "the same device under the same fence"
+        assert count("homeserver_seconds_count", name="login") - logins == 1
+        assert count("homeserver_failures_total", name="sync", errcode="M_UNKNOWN_TOKEN") <= 2
+
+
+async def _principals(house: House) -> dict[str, tuple[str, int]]:
+    rows = await house.rows("SELECT user_id, device_id, fence FROM principals JOIN principal_fence USING (principal)")
+    return {row["user_id"]: (row["device_id"], row["fence"]) for row in rows}
 
 
 def _is_placeholder(event: dict[str, object]) -> bool:
