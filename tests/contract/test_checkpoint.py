@@ -89,6 +89,14 @@ async def test_b4_a_token_refused_twice_is_given_up_and_nothing_is_lost(database
         moved = await trust(spine)
         assert moved[0] != token
         assert moved[1:] == ("certified", "resynced")
+        labels = {"principal": "agent", "state": "certified"}
+        told = [
+            spine.metrics.registry.get_sample_value("mindroom_checkpoint_trust", {**labels, "reason": reason})
+            for reason in ("admitted", "resynced")
+        ]
+        assert told == [0, 1]
+        since = {"principal": "agent"}
+        assert spine.metrics.registry.get_sample_value("mindroom_checkpoint_trust_since_timestamp", since)
         assert await spine.value("SELECT class FROM journal_receipts WHERE event_id = '$new'") == "recovered"
         assert await spine.value("SELECT to_token FROM room_history_recovery") == ""
         assert sorted(spine.finals()) == [["$known"], ["$new"]]
