@@ -55,6 +55,11 @@ class StartGate:
         """All of a response that was asked for at that boot time is known."""
         self._heard_up_to = asked_at
 
+    @property
+    def heard_at(self) -> float | None:
+        """Boot time at which the newest admitted response was asked for; None before the first."""
+        return self._heard_up_to
+
     def heard_up_to(self, room: RoomId) -> float | None:
         """When the newest admitted response was asked for; None while the room has a gap (E4)."""
         return None if room in self._gaps else self._heard_up_to

@@ -31,8 +31,9 @@ class EventKind(StrEnum):
 class OrderKey:
     """The order of work, compared as a row; timestamps never order anything.
 
-    Live: (receipt, 0, 0). From a gap: (floor, 2**31 - page, index), so older pages sort first. Read for a prompt: the
-    same with the floor of the gap it fills, else 0; a later receipt brings its own.
+    Live: (receipt, 0, 0). From a gap: (floor, 2**31 - page, place on the page), so older pages sort first; what only
+    the second walk finds stands just before the next newer event of the room. Read for a prompt: (floor of the gap it
+    fills, else 0; 2**31 - page; index); a later receipt brings its own.
     """
 
     base: int
@@ -42,6 +43,16 @@ class OrderKey:
 
 GAP_PAGE_TOP = 2**31
 """Pages of a gap are numbered downwards from here, since walking back finds newer pages first."""
+GAP_SPACING = 2**15
+"""Between two neighbours of a page stay that many places, for what the second walk finds between them (B2)."""
+
+
+class GapState(StrEnum):
+    """Whether a gap is still walked; equals the SQL value."""
+
+    REPAIRABLE = "repairable"
+    REPAIRED = "repaired"
+    TRUNCATED = "truncated"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Pure: one raw `/sync` response, or one page of a gap, -> Admission. No clock, no I/O, no trust in any shape (R41).
+"""Pure: one raw `/sync` response -> Admission. No clock, no I/O, no trust in any shape (R41).
 
 Order inside a response: rooms.leave, then rooms.invite, then rooms.join (A9). The class of an event comes from the
 stored cursor and from membership, never from its timestamp (A3).
@@ -11,7 +11,13 @@ from typing import Any
 from mindroom.core.content import JsonObject, identifier, replaced_event, thread_root, without_preview
 from mindroom.core.ids import THREAD_MAIN, DeliveryId, Epoch, EventId, RoomId, SyncToken, UserId
 from mindroom.core.transactions import read_txn_id
-from mindroom.core.values import GAP_PAGE_TOP, EventClass, EventKind, Membership, Reason, Stage
+from mindroom.core.values import (
+    EventClass,
+    EventKind,
+    Membership,
+    Reason,
+    Stage,
+)
 from mindroom.journal.records import (
     NO_TOKEN,
     Admission,
@@ -67,8 +73,8 @@ def classify_sync(
     rooms = as_object(raw.get("rooms"))
     sections = {name: dict(_rooms(rooms, name)) for name in ("leave", "invite", "join")}
 
-    def reader(room: RoomId) -> _Room:
-        read = _Room(admission, hearer, book, room, late_before_ms=late_before(certified_ms))
+    def reader(room: RoomId) -> RoomReader:
+        read = RoomReader(admission, hearer, book, room, late_before_ms=late_before(certified_ms))
         read.is_baseline, read.is_recovery = since is None and certified_ms is None, since is None
         return read
 
@@ -85,44 +91,13 @@ def classify_sync(
     return admission
 
 
-def classify_gap_page(
-    events: Sequence[JsonObject],
-    *,
-    hearer: Hearer,
-    room: RoomId,
-    epoch: Epoch,
-    floor: int,
-    page: int,
-    late_before_ms: int | None = None,
-) -> tuple[Admission, bool]:
-    """What a page of a gap means; `events` newest first, as `/messages?dir=b` gives them.
-
-    The second value is True when the page reached our own invite, or the join without one: the gap ends there (B2).
-    What is older is HISTORY. State of a gap never changes room state, membership or epoch (A13).
-    """
-    admission = Admission()
-    reader = _Room(admission, hearer, RoomBook(), room, late_before_ms=late_before_ms)
-    reader.epoch, reader.is_recovery = epoch, True
-    me = hearer.user_id
-    page_events = as_objects(list(events))
-    entered_at = next((i for i, event in enumerate(page_events) if begins(event, me) or leaves(event, me)), None)
-    oldest_first = list(reversed(list(enumerate(page_events))))
-    for index, (newest_index, event) in enumerate(oldest_first):
-        before_us = entered_at is not None and newest_index > entered_at
-        fallback = EventClass.HISTORY if before_us else EventClass.RECOVERED
-        heard = reader.hear(event, fallback)
-        if heard is not None:
-            heard.base, heard.page, heard.index = floor, GAP_PAGE_TOP - page, index
-    return admission, entered_at is not None
-
-
 def _rooms(rooms: Mapping[str, Any], section: str) -> Iterator[tuple[RoomId, Mapping[str, Any]]]:
     for room, body in as_object(rooms.get(section)).items():
         if identifier(room):
             yield RoomId(room), as_object(body)
 
 
-class _Room:
+class RoomReader:
     """Walks one room of one response, adding to the admission."""
 
     def __init__(

@@ -269,20 +269,21 @@ ON CONFLICT (principal) DO UPDATE SET token = EXCLUDED.token, trust = EXCLUDED.t
 RETURNING (extract(epoch FROM certified_at) * 1000)::bigint AS certified_ms
 
 -- name: open_gaps
--- Gaps that this response revealed, with the newest receipt before it as floor (B2); what was complete no longer is. One without a
--- token is walked anew (B4).
+-- Gaps that this response revealed, with the newest receipt before it as floor (B2); what was complete no longer is.
+-- One without a token has no first walk, and is walked anew (B4).
 WITH withdrawn AS (
     DELETE FROM conversation_hydration WHERE principal = $1 AND room_id = ANY($2::text[])
 )
-INSERT INTO room_history_recovery (principal, room_id, to_token, from_token, floor, epoch, late_before_ms)
-SELECT $1, g.room_id, g.to_token, g.from_token, $6, g.epoch, g.late_before_ms
+INSERT INTO room_history_recovery (principal, room_id, to_token, from_token, floor, epoch, late_before_ms, walk)
+SELECT $1, g.room_id, g.to_token, g.from_token, $6, g.epoch, g.late_before_ms, CASE WHEN g.to_token = '' THEN 2 ELSE 1 END
 FROM unnest($2::text[], $3::text[], $4::text[], $5::int[], $7::bigint[])
     AS g(room_id, to_token, from_token, epoch, late_before_ms)
 ON CONFLICT (principal, room_id, to_token) DO UPDATE SET
-    from_token = EXCLUDED.from_token, cursor = NULL, page = 0, epoch = EXCLUDED.epoch, state = 'repairable', attempts = 0,
+    from_token = EXCLUDED.from_token, cursor = NULL, page = room_history_recovery.page + 1, epoch = EXCLUDED.epoch,
     floor = CASE WHEN room_history_recovery.state = 'repairable' THEN room_history_recovery.floor ELSE EXCLUDED.floor END,
-    late_before_ms = EXCLUDED.late_before_ms, next_attempt_at = NULL, last_error = NULL,
-    opened_at = mindroom_now(), closed_at = NULL
+    state = 'repairable', events = 0, anchor_base = NULL, anchor_page = NULL, anchor_idx = NULL,
+    late_before_ms = EXCLUDED.late_before_ms, attempts = 0, next_attempt_at = NULL, refusals = 0, refused_at = NULL,
+    last_error = NULL, opened_at = mindroom_now(), closed_at = NULL
 WHERE room_history_recovery.to_token = ''
 
 -- name: newest_receipt
@@ -291,23 +292,41 @@ SELECT nextval('journal_receipt_number') AS floor
 
 -- name: repairable_gaps
 -- Open gaps, oldest first.
-SELECT room_id, to_token, from_token, cursor, page, floor, epoch, attempts, late_before_ms,
+SELECT room_id, to_token, from_token, floor, epoch, late_before_ms, walk, cursor, page, events, attempts, refusals,
+       CASE WHEN anchor_base IS NOT NULL THEN ARRAY[anchor_base, anchor_page, anchor_idx] END AS anchor,
+       (extract(epoch FROM opened_at) * 1000)::bigint AS opened_ms,
        (next_attempt_at IS NULL OR next_attempt_at <= mindroom_now()) AS due,
-       extract(epoch FROM mindroom_now() - opened_at)::float8 AS age_seconds
+       coalesce(extract(epoch FROM mindroom_now() - refused_at), 0)::float8 AS refused_seconds
 FROM room_history_recovery WHERE principal = $1 AND state = 'repairable' ORDER BY opened_at, room_id
 
+-- name: known_events
+-- Events of a page that have a receipt; history without a settlement is of before our time (B2).
+SELECT r.event_id, r.receipt, r.base, r.page, r.idx,
+       r.class = 'history' AND NOT EXISTS (SELECT FROM journal_settlements s WHERE s.receipt = r.receipt) AS is_beginning
+FROM journal_receipts r WHERE r.principal = $1 AND r.event_id = ANY($2::text[])
+
 -- name: advance_gap
--- One page is read; compares page and epoch so that a repeated page, or one of an earlier stay, changes nothing.
-UPDATE room_history_recovery SET cursor = $4, page = page + 1, attempts = 0, next_attempt_at = NULL, last_error = NULL,
-       state = CASE WHEN $6 THEN 'repaired' ELSE state END, closed_at = CASE WHEN $6 THEN mindroom_now() END
-WHERE principal = $1 AND room_id = $2 AND to_token = $3 AND page = $5 AND epoch = $7 AND state = 'repairable'
+-- One page is read; compares epoch and page so that a repeated page, or one of an earlier stay, changes nothing.
+WITH withdrawn AS (
+    DELETE FROM conversation_hydration WHERE principal = $1 AND room_id = $2 AND $12 = 'truncated'
+)
+UPDATE room_history_recovery SET page = page + 1, cursor = $6, walk = $7, events = $8, anchor_base = $9,
+       anchor_page = $10, anchor_idx = $11, state = $12, closed_at = CASE WHEN $12 <> 'repairable' THEN mindroom_now() END,
+       attempts = 0, next_attempt_at = NULL, refusals = 0, refused_at = NULL, last_error = NULL
+WHERE principal = $1 AND room_id = $2 AND to_token = $3 AND epoch = $4 AND page = $5 AND state = 'repairable'
 RETURNING page
 
 -- name: gap_failed
--- A page that could not be read is tried again later (B3).
-UPDATE room_history_recovery SET attempts = attempts + 1, last_error = $4,
-       next_attempt_at = mindroom_now() + make_interval(secs => $5)
-WHERE principal = $1 AND room_id = $2 AND to_token = $3 AND epoch = $6 AND state = 'repairable'
+-- A page that could not be read is tried again later, or never (B3).
+WITH withdrawn AS (
+    DELETE FROM conversation_hydration WHERE principal = $1 AND room_id = $2 AND $9
+)
+UPDATE room_history_recovery SET attempts = attempts + 1, last_error = $6,
+       next_attempt_at = mindroom_now() + make_interval(secs => $7), refusals = refusals + $8::bool::int,
+       refused_at = CASE WHEN $8 THEN coalesce(refused_at, mindroom_now()) ELSE refused_at END,
+       state = CASE WHEN $9 THEN 'truncated' ELSE state END, closed_at = CASE WHEN $9 THEN mindroom_now() END
+WHERE principal = $1 AND room_id = $2 AND to_token = $3 AND epoch = $4 AND page = $5 AND state = 'repairable'
+RETURNING page
 
 -- name: conversation
 -- A thread (its root and members) in order; newest $4 messages. The inner limit keeps it from reading all of them.

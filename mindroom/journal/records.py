@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from mindroom.core.content import DeliveryMarker, JsonObject
 from mindroom.core.ids import DeliveryId, Epoch, EventId, Receipt, RoomId, SyncToken, TurnId, UserId
-from mindroom.core.values import EventClass, EventKind, Membership, OrderKey, Stage
+from mindroom.core.values import EventClass, EventKind, GapState, Membership, OrderKey, Stage
 from mindroom.journal.trust import CheckpointTrust
 
 
@@ -233,17 +233,53 @@ class VisibleMessage:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """An open gap and how far it is walked."""
+    """A gap and how far it is walked. (epoch, page) is its revision: whoever writes compares both."""
 
     room: RoomId
     to_token: SyncToken
     from_token: SyncToken
-    cursor: SyncToken | None
-    page: int
     floor: int
     epoch: Epoch
-    attempts: int
-    late_before_ms: int | None
+    opened_ms: int
+    late_before_ms: int | None = None
+    state: GapState = GapState.REPAIRABLE
+    walk: int = 1
+    """1: back to `to_token`; 2: without it, for holes in the homeserver's own copy."""
+    cursor: SyncToken | None = None
+    page: int = 0
+    events: int = 0
+    """Seen in this walk; a page counts as at least one."""
+    anchor: OrderKey | None = None
+    """Place of the oldest event of this walk."""
+    is_due: bool = True
+    attempts: int = 0
+    refusals: int = 0
+    refused_seconds: float = 0.0
+    """Since the first of the refusals."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownEvent:
+    """An event of a gap's page that has a receipt already."""
+
+    receipt: Receipt
+    order_key: OrderKey
+    is_beginning: bool
+    """History of before our time: what is older is not ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class GapPage:
+    """What one page of a gap means."""
+
+    admission: Admission
+    anchor: OrderKey
+    is_beginning: bool
+    """Our membership, or what is known of the room, begins on it."""
+    is_known: bool
+    """All of it was known before the gap: at least one event, and none newer than the floor."""
+    is_withheld: bool
+    """It is older than the recovery horizon, and not all of it was known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,19 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mindroom.core.ids import Epoch, PrincipalId, RoomId, SyncToken, UserId
+from mindroom.core.ids import Epoch, EventId, PrincipalId, Receipt, RoomId, SyncToken, UserId
+from mindroom.core.values import OrderKey
 from mindroom.db.engine import Database, Tx
-from mindroom.journal.records import Gap, GapFound, Invite
+from mindroom.journal.records import Gap, GapFound, Invite, KnownEvent
 from mindroom.journal.statements import SQL
-
-
-@dataclass(frozen=True, slots=True)
-class GapState:
-    """An open gap with what its worker and the lanes need to know now."""
-
-    gap: Gap
-    is_due: bool
-    age_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,38 +35,76 @@ class Recovery:
             [g.late_before_ms for g in gaps],
         )
 
-    async def gaps(self) -> list[GapState]:
+    async def gaps(self) -> list[Gap]:
         """Open gaps, oldest first."""
-        rows = await self.database.fetch(SQL["repairable_gaps"], self.principal)
         return [
-            GapState(
-                Gap(
-                    RoomId(r["room_id"]),
-                    SyncToken(r["to_token"]),
-                    SyncToken(r["from_token"]),
-                    SyncToken(r["cursor"]) if r["cursor"] else None,
-                    r["page"],
-                    r["floor"],
-                    Epoch(r["epoch"]),
-                    r["attempts"],
-                    r["late_before_ms"],
-                ),
-                r["due"],
-                r["age_seconds"],
+            Gap(
+                room=RoomId(r["room_id"]),
+                to_token=SyncToken(r["to_token"]),
+                from_token=SyncToken(r["from_token"]),
+                floor=r["floor"],
+                epoch=Epoch(r["epoch"]),
+                opened_ms=r["opened_ms"],
+                late_before_ms=r["late_before_ms"],
+                walk=r["walk"],
+                cursor=SyncToken(r["cursor"]) if r["cursor"] else None,
+                page=r["page"],
+                events=r["events"],
+                anchor=OrderKey(*r["anchor"]) if r["anchor"] else None,
+                is_due=r["due"],
+                attempts=r["attempts"],
+                refusals=r["refusals"],
+                refused_seconds=r["refused_seconds"],
             )
-            for r in rows
+            for r in await self.database.fetch(SQL["repairable_gaps"], self.principal)
         ]
 
-    async def advance(self, tx: Tx, gap: Gap, *, cursor: SyncToken | None, closes: bool) -> bool:
+    async def known(self, events: Sequence[EventId]) -> dict[EventId, KnownEvent]:
+        """Which of these have a receipt, and where they stand."""
+        return {
+            EventId(r["event_id"]): KnownEvent(
+                Receipt(r["receipt"]), OrderKey(r["base"], r["page"], r["idx"]), r["is_beginning"]
+            )
+            for r in await self.database.fetch(SQL["known_events"], self.principal, list(events))
+        }
+
+    async def advance(self, tx: Tx, gap: Gap, after: Gap) -> bool:
         """One page is read, in the commit of its events. False when somebody else read it or the room was left."""
+        anchor = after.anchor
         row = await tx.fetchrow(
-            SQL["advance_gap"], self.principal, gap.room, gap.to_token, cursor, gap.page, closes, gap.epoch
+            SQL["advance_gap"],
+            self.principal,
+            gap.room,
+            gap.to_token,
+            gap.epoch,
+            gap.page,
+            after.cursor,
+            after.walk,
+            after.events,
+            anchor and anchor.base,
+            anchor and anchor.page,
+            anchor and anchor.index,
+            after.state.value,
         )
         return row is not None
 
-    async def gap_failed(self, tx: Tx, gap: Gap, *, code: str, delay_seconds: float) -> None:
-        """A page could not be read."""
-        await tx.execute(SQL["gap_failed"], self.principal, gap.room, gap.to_token, code, delay_seconds, gap.epoch)
+    async def gap_failed(
+        self, tx: Tx, gap: Gap, *, code: str, delay_seconds: float, is_refusal: bool, gives_up: bool
+    ) -> bool:
+        """A page could not be read: later again, or never (B3). False when the gap moved on meanwhile."""
+        row = await tx.fetchrow(
+            SQL["gap_failed"],
+            self.principal,
+            gap.room,
+            gap.to_token,
+            gap.epoch,
+            gap.page,
+            code,
+            delay_seconds,
+            is_refusal,
+            gives_up,
+        )
+        return row is not None
 
     async def invites(self) -> list[Invite]:
         """Invitations that wait for a decision."""

@@ -1,6 +1,7 @@
 """Admission as a whole: one response, one commit, over three ledgers; and the loop that never loses one."""
 
 import random
+import time
 
 import pytest
 
@@ -268,6 +269,11 @@ async def test_b7_nothing_old_moves_before_the_first_admitted_response(database_
         assert sorted(spine.finals()) == [["$owed"], ["$pending"]]
 
 
+def now_ms() -> int:
+    """Young enough for the recovery horizon (B3)."""
+    return round(time.time() * 1000)
+
+
 async def test_b7_a_room_with_a_gap_waits_and_the_others_do_not(database_dsn: str) -> None:
     """B7, B2: recovered messages come first, in timeline order; the room's own later ones after them."""
     async with open_spine(database_dsn, thread_mode="room") as spine:
@@ -275,8 +281,11 @@ async def test_b7_a_room_with_a_gap_waits_and_the_others_do_not(database_dsn: st
         spine.answer(spine.room_batch(ROOM, OTHER_ROOM))
         await spine.settle()
         limited = joined_room([message("$new")], limited=True, prev_batch="p9")
-        spine.history.pages.append(HistoryPage([message("$gap2"), message("$gap1")], SyncToken("p8")))
-        spine.history.pages.append(HistoryPage([message("$gap0")], None))
+        spine.history.pages.append(
+            HistoryPage([message("$gap2", ts=now_ms()), message("$gap1", ts=now_ms())], SyncToken("p8"))
+        )
+        spine.history.pages.append(HistoryPage([message("$gap0", ts=now_ms())], None))
+        spine.history.pages.append(HistoryPage([], None))
         spine.answer(spine.batch((ROOM, limited), (OTHER_ROOM, joined_room([message("$other")]))))
         await spine.settle()
         await spine.advance(1)
@@ -285,7 +294,7 @@ async def test_b7_a_room_with_a_gap_waits_and_the_others_do_not(database_dsn: st
         spine.history.open.set()
         await spine.settle()
         await spine.advance(3)
-        assert spine.history.asked[:2] == [("p9", "s1"), ("p8", "s1")]
+        assert spine.history.asked == [("p9", "s1"), ("p8", "s1"), ("p9", None)]
         order = await spine.rows(
             "SELECT event_id FROM journal_receipts WHERE kind = 'message' AND room_id = $1 ORDER BY base, page, idx",
             ROOM,
@@ -305,7 +314,8 @@ async def test_b3_network_trouble_never_gives_up_a_gap(database_dsn: str) -> Non
             MatrixFailure("messages", MatrixFailureClass.SERVER, status=502),
         ]
         spine.history.pages.extend(trouble * 4)
-        spine.history.pages.append(HistoryPage([message("$lost")], None))
+        spine.history.pages.append(HistoryPage([message("$lost", ts=now_ms())], None))
+        spine.history.pages.extend([*trouble, HistoryPage([], None)])
         spine.answer(spine.batch((ROOM, joined_room([message("$new")], limited=True, prev_batch="p9"))))
         await spine.settle()
         await spine.advance(125, step_seconds=5)
