@@ -6,10 +6,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindroom.core.ids import Epoch
+from mindroom.core.ids import Epoch, SyncToken
 from mindroom.core.values import Membership, Stage
-from mindroom.journal.classify import classify_gap_page, classify_sync
-from mindroom.journal.records import Admission
+from mindroom.journal.classify import classify_sync
+from mindroom.journal.gap_page import classify_gap_page
+from mindroom.journal.records import Admission, Gap
 from mindroom.journal.store import stored
 from tests.support.books import SINCE, joined, standing
 from tests.support.events import (
@@ -137,7 +138,8 @@ def test_no_response_raises_and_all_of_it_can_be_stored(
 @settings(max_examples=150, deadline=None)
 @given(pages())
 def test_no_page_of_a_gap_raises_and_all_of_it_can_be_stored(page: list[Any]) -> None:
-    admission, _ = classify_gap_page(page, hearer=HEARER, room=ROOM, epoch=Epoch(1), floor=1, page=0)
+    gap = Gap(ROOM, SyncToken("s"), SyncToken("p"), floor=1, epoch=Epoch(1), opened_ms=0)
+    admission = classify_gap_page(page, hearer=HEARER, gap=gap, known={}).admission
     assert_storable(admission)
     assert not admission.memberships
     assert not admission.state
