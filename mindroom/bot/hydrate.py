@@ -25,10 +25,10 @@ from mindroom.core.ports import HistoryPage, HistoryPort
 from mindroom.core.values import Conversation, OrderKey
 from mindroom.db.engine import Tx
 from mindroom.db.lease import Lease
-from mindroom.journal.classify import classify_gap_page
+from mindroom.journal.gap_page import classify_gap_page
 from mindroom.journal.hydration import Hydration, Reach, place
 from mindroom.journal.projection import MessageProjection
-from mindroom.journal.records import Hearer, Original
+from mindroom.journal.records import NO_TOKEN, Gap, Hearer, Original
 from mindroom.journal.rooms import RoomBook
 from mindroom.journal.store import Journal
 from mindroom.turns.release import TurnRelease
@@ -162,10 +162,11 @@ class Hydrator:
     ) -> Reach:
         """One page, one commit with its cursor. Raises TransactionRefused when the stay or the row is another."""
         room = conversation.room
-        admission, entered = classify_gap_page(
-            page.events, hearer=self.hearer, room=room, epoch=reach.epoch, floor=0, page=reach.page
-        )
-        cursor = None if entered and self._starts_with_us(room) else page.end
+        assert reach.start is not None
+        behind = Gap(room, NO_TOKEN, reach.start, floor=0, epoch=reach.epoch, opened_ms=0, page=reach.page)
+        read = classify_gap_page(page.events, hearer=self.hearer, gap=behind, known={})
+        admission = read.admission
+        cursor = None if read.is_beginning and self._starts_with_us(room) else page.end
 
         async def body(tx: Tx) -> int | None:
             standing, floors = await self.hydration.places(tx, room, [h.event_id for h in admission.heard])
