@@ -62,7 +62,9 @@ async def test_r22_a_thread_that_is_older_than_our_stay_is_read_before_it_is_ans
     """R22, A12: the reply stands in the thread of a root never heard, and the prompt holds what was said there."""
     async with open_spine(database_dsn) as spine:
         await spine.serve()
-        old_thread(spine, message("$t2", "then this", thread=ROOT), message("$t1", "first that", thread=ROOT))
+        spine.history.events[ROOT] = message(ROOT, "the root said so")
+        spine.history.threads.append(page(message("$t2", "then this", thread=ROOT), end="older"))
+        spine.history.threads.append(page(message("$t1", "first that", thread=ROOT)))
         await spine.hear(message("$ask", "what was it?", thread=ROOT))
         await spine.advance(1)
         assert spine.finals() == [["$ask"]]
@@ -72,7 +74,7 @@ async def test_r22_a_thread_that_is_older_than_our_stay_is_read_before_it_is_ans
         assert await spine.value("SELECT count(*) FROM journal_pending") == 0
         await spine.hear(message("$more", "go on", thread=ROOT))
         await spine.advance(1)
-        assert spine.history.read == [ROOT, f"thread {ROOT}"]
+        assert spine.history.read == [ROOT, f"thread {ROOT}", f"thread {ROOT}"]
         assert in_order(prompt(spine), "the root said so", "then this", "what was it?", "go on")
 
 
@@ -324,7 +326,7 @@ async def test_a12_a_page_asked_for_before_a_gap_was_found_is_refused(database_d
 
 async def test_a12_of_an_encrypted_room_nothing_is_read(database_dsn: str) -> None:
     """A12, E10."""
-    async with open_spine(database_dsn, thread_mode="room") as spine:
+    async with open_spine(database_dsn) as spine:
         await served(spine, also=[state("$enc", "m.room.encryption", {"algorithm": "m.megolm.v1.aes-sha2"})])
         await spine.hear(message("$ask", thread=ROOT))
         await spine.advance(1)
