@@ -5,9 +5,8 @@ An answer that is ready within the delay is its own sign; that saves three reque
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 
 from mindroom.core.clock import Clock
 from mindroom.core.errors import DependencyError
@@ -53,33 +52,33 @@ class WorkingSigns:
 
     async def _read(self, target: MessageTarget, anchor: EventId) -> None:
         await self._clock.sleep(SIGN_DELAY_SECONDS)
-        self._send(self._attention.read(target.room, anchor, thread=target.thread))
+        self._send(lambda: self._attention.read(target.room, anchor, thread=target.thread))
 
-    def _send(self, sign: Coroutine[Any, Any, None]) -> None:
+    def _send(self, sign: Callable[[], Awaitable[None]]) -> None:
         """On its way whatever becomes of the turn."""
         sending = asyncio.create_task(self._trusted(sign))
         self._last.add(sending)
         sending.add_done_callback(self._last.discard)
 
-    async def _trusted(self, sign: Coroutine[Any, Any, None]) -> None:
+    async def _trusted(self, sign: Callable[[], Awaitable[None]]) -> None:
         """Nothing goes out while ownership is in doubt, nor longer than it lasts (H2)."""
-        try:
-            await asyncio.wait_for(sign, self._effect_seconds())
-        except (DependencyError, TimeoutError):
-            sign.close()
+        with suppress(DependencyError, TimeoutError):
+            seconds = self._effect_seconds()
+            await asyncio.wait_for(sign(), seconds)
 
     async def _type(self, room: RoomId) -> None:
         await self._clock.sleep(SIGN_DELAY_SECONDS)
         try:
             while True:
-                await self._trusted(self._attention.typing(room, seconds=TYPING_SECONDS))
+                await self._trusted(lambda: self._attention.typing(room, seconds=TYPING_SECONDS))
                 await self._clock.sleep(TYPING_RENEWAL_SECONDS)
         except asyncio.CancelledError:
-            self._send(self._attention.typing(room, seconds=0))
+            self._send(lambda: self._attention.typing(room, seconds=0))
             raise
 
     async def close(self) -> None:
         """Let the last signs go out; what is not gone in time is given up."""
+        await asyncio.sleep(0)  # typing that was just ended says so first
         if self._last:
             _, late = await asyncio.wait(self._last, timeout=CLOSE_SECONDS)
             for sign in late:

@@ -41,7 +41,7 @@ async def test_r27_e5_a_start_waits_as_long_as_the_homeserver_asks() -> None:
     config, clock, gate, edges = spine_config(), TestClock(), StartGate(RoomBook()), LimitedEdges()
     gate.open()
     agent = config.agents[0]
-    rooms = RoomProvisioner(agent, config.agents, (), cast("Edges", edges), gate, set(), clock)
+    rooms = RoomProvisioner(agent, config.agents, (), cast("Edges", edges), gate, set(), lambda: 10.0, clock)
     task = asyncio.ensure_future(rooms.run())
     for asked in (1, 2):
         for _ in range(5):
