@@ -79,6 +79,6 @@ class StartGate:
             return Permission.RETIRE
         if room in self._held or not view.is_known:
             return Permission.WAIT
-        if view.is_encrypted and purpose is not Purpose.NOTICE:
+        if view.is_encrypted and purpose not in (Purpose.NOTICE, Purpose.WITHDRAWAL):
             return Permission.REFUSE
         return Permission.SEND

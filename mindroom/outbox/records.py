@@ -34,8 +34,9 @@ class Purpose(StrEnum):
 
     ANSWER = "answer"
     NOTICE = "notice"
+    """The one sentence that an encrypted room is told in plain (A7, E10)."""
     WITHDRAWAL = "withdrawal"
-    """Redacts the placeholder of a turn that ended without an answer (D9)."""
+    """Redacts the placeholder of a turn that ended without an answer; encryption does not forbid it (D9)."""
     ADOPTED = "adopted"
 
 

@@ -1,6 +1,7 @@
 """What is owed is said, once, in order, whatever the homeserver and the network do."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from uuid import UUID
@@ -141,6 +142,53 @@ async def test_r14_restarts_in_the_middle_of_a_delivery_show_one_reply(database_
             await spine.advance(5)
         assert spine.finals() == [["$1"]]
         assert await states(spine) == [("initial", "retired"), ("final", "acked")]
+
+
+def trouble(spine: Spine, kind: str) -> None:
+    """What the next minutes of a process meet: a commit that fails, or a send that hangs or loses its reply."""
+    spine.database.outage = lambda name: name == kind
+    if kind == "send hangs":
+        spine.gateway.held["final"] = asyncio.Event()
+    elif kind == "reply lost":
+        spine.gateway.fail("final", *[LOST] * 3)
+    elif kind == "not sent":
+        spine.gateway.fail("final", *[NETWORK] * 3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("placeholder", [True, False])
+async def test_r14_e2_killed_again_and_again_at_every_point_of_a_delivery(
+    database_dsn: str, seed: int, placeholder: bool
+) -> None:
+    """R14, E1, E2: before and after each commit and each send, a dozen times, with a placeholder and without."""
+    rng = random.Random(seed)
+    points = ["hand_off", "claim_delivery", "ack_delivery", "fail_delivery", "send hangs", "reply lost", "not sent"]
+    async with serving(database_dsn) as spine:
+        if placeholder:
+            spine.model.go.clear()
+        await spine.hear(message("$1"))
+        await spine.advance(1)
+        trouble(spine, rng.choice(points))
+        spine.model.go.set()
+        for _ in range(12):
+            await spine.advance(rng.choice([0.1, 1, 3]))
+            await spine.crash()
+            spine.gateway.held.clear()
+            spine.gateway.faults.clear()
+            trouble(spine, rng.choice(points))
+            await spine.start()
+            spine.answer(spine.batch())
+            await spine.settle()
+        spine.gateway.held.clear()
+        spine.gateway.faults.clear()
+        await spine.crash()
+        trouble(spine, "none")
+        await restart(spine)
+        await spine.advance(30)
+        assert spine.finals() == [["$1"]]
+        assert (await states(spine))[-1] == ("final", "acked")
+        first, *more = sends(spine, "final")
+        assert all(wire == first for wire in more)
 
 
 # ---- E3: the two stages ----------------------------------------------------------------------------------------------
@@ -648,6 +696,19 @@ async def test_e10_a_room_that_becomes_encrypted_during_the_answer_gets_nothing_
         await spine.advance(30)
         assert spine.gateway.stages() == ["initial"]
         assert await spine.value("SELECT state FROM delivery_outbox WHERE stage = 'final'") == "failed"
+
+
+async def test_e10_d9_a_placeholder_is_withdrawn_from_a_room_that_became_encrypted(database_dsn: str) -> None:
+    """E10, D9: a redaction says nothing, so the placeholder does not stand there for ever."""
+    async with serving(database_dsn) as spine:
+        spine.model.go.clear()
+        await spine.hear(message("$1"))
+        await spine.advance(1)
+        await spine.hear(_encryption())
+        await spine.hear(redaction("$r", "$1"))
+        await spine.advance(1)
+        (placeholder, _), (_, withdrawal) = spine.gateway.visible()
+        assert (withdrawal.event_type, withdrawal.content) == ("m.room.redaction", {"redacts": placeholder})
 
 
 async def test_e10_a_room_whose_encryption_is_unknown_is_not_written_to(database_dsn: str) -> None:
