@@ -14,7 +14,7 @@ from mindroom.cli.frame import Commands, Exit
 from mindroom.cli.output import complain
 from mindroom.core.errors import MindRoomError
 
-NOUNS: Final = ("demo", "init", "run", "status", "audit", "explain", "journal", "db", "config", "version")
+NOUNS: Final = ("demo", "init", "run", "status", "audit", "explain", "journal", "outbox", "db", "config", "version")
 """The modules of this package that register commands, in the order of `mindroom --help`."""
 
 _INTERRUPTED: Final = 130

@@ -59,6 +59,12 @@ async def read_journal(
     return await _read(dsn, _JOURNAL[state], principal, limit)
 
 
+async def read_outbox(dsn: str, *, state: str | None, principal: str | None) -> tuple[Row, ...]:
+    """The newest deliveries in a state, or without one those owed and failed; raises as `read_status`."""
+    await check_schema(dsn)
+    return await _read(dsn, "outbox", state, principal)
+
+
 async def _read(dsn: str, name: str, *args: object) -> tuple[Row, ...]:
     async with database_errors():
         connection = await asyncpg.connect(

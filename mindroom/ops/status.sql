@@ -41,3 +41,12 @@ ORDER BY receipt DESC LIMIT $2
 SELECT receipt, principal_name AS principal, event_id, room_id, thread_id, sender, kind, class, state, outcome, turn_id,
        settled_at, attempts, next_attempt_at, last_error, extract(epoch FROM age)::float8 AS age_seconds
 FROM journal_events WHERE state = 'settled' AND ($1::text IS NULL OR principal_name = $1) ORDER BY receipt DESC LIMIT $2
+
+-- name: outbox
+-- The newest thousand deliveries in a state, or those owed and failed; never their content.
+SELECT o.delivery_id, o.stage, p.name AS principal, o.purpose, o.state, o.room_id, o.thread_id, o.turn_id, o.txn_id,
+       o.queued_at, o.claimed_at, o.last_attempt_at, o.next_attempt_at, o.attempts, o.last_error, o.acked_event_id
+FROM delivery_outbox o JOIN principals p USING (principal)
+WHERE (o.state = $1 OR ($1::text IS NULL AND o.state IN ('queued', 'claimed', 'failed')))
+  AND ($2::text IS NULL OR p.name = $2)
+ORDER BY o.queued_at DESC, o.delivery_id, o.stage LIMIT 1000

@@ -13,7 +13,10 @@ ACCOUNT_PAUSE_SECONDS = 30.0
 
 
 class SendLimits:
-    """One for each principal, shared by whatever sends messages, edits, reactions and redactions."""
+    """One for each principal, shared by whatever sends messages, edits, reactions and redactions.
+
+    Joins, rooms and logins have limits of their own at a homeserver; each waits as long as its own 429 asks.
+    """
 
     def __init__(self, clock: Clock, *, metrics: Metrics, name: PrincipalName) -> None:
         self._clock = clock

@@ -26,7 +26,7 @@ from mindroom.outbox.gate import Permission, SendGate
 from mindroom.outbox.lanes import DeliveryLanes, Waiting
 from mindroom.outbox.limits import SendLimits
 from mindroom.outbox.records import Claimed, Delivery, DeliveryKey, DeliveryState, NewDelivery, OwedDelivery, Purpose
-from mindroom.outbox.rules import Facts, Next, Remedy, Step, Tried, absent, next_step, remedy
+from mindroom.outbox.rules import TOMBSTONED, Facts, Next, Remedy, Step, Tried, absent, next_step, remedy
 from mindroom.outbox.store import Outbox
 
 log = structlog.get_logger(__name__)
@@ -37,7 +37,7 @@ SWEEP_SECONDS = 10.0
 ASK_AGAIN_SECONDS = 5.0
 """How often a row is looked at that waits for sync."""
 ASK_RARELY_SECONDS = 300.0
-"""How often the room is asked again for a row whose fate it would not tell."""
+"""How often a row is looked at whose fate the room would not tell, or that waits for a successor."""
 FIRST_RETRY_SECONDS = 0.25
 RETRY_CAP_SECONDS = 20.0
 
@@ -219,7 +219,7 @@ class OutboxWorker:
                 return None
             case Step.LATER:
                 log.info("delivery_waits", delivery=str(row.key.delivery), stage=row.key.stage.value, code=todo.code)
-                return _Rest(ASK_AGAIN_SECONDS)
+                return _Rest(ASK_RARELY_SECONDS if todo.code == TOMBSTONED else ASK_AGAIN_SECONDS)
             case Step.NOTHING:
                 return OVER
             case _:

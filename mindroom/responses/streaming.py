@@ -210,7 +210,8 @@ class Streaming:
                 await self._edit(stream, stream.text)
 
     async def _edit(self, stream: AnswerStream, text: str) -> None:
-        """One progress edit; a failed one is simply dropped, the next is newer (E5)."""
+        """One progress edit; what a failed one was to show comes with the next, which is newer (E5)."""
+        shown_before = stream.shown_characters
         stream.edits += 1
         stream.last_edit_at = self._clock.boottime()
         stream.shown_characters = len(stream.text)
@@ -219,8 +220,10 @@ class Streaming:
             await asyncio.wait_for(self._send(stream, text), self._lease.effect_seconds())
         except MatrixDeliveryFailure as failure:
             self._limits.refused(failure)
+            stream.shown_characters = shown_before
         except (DependencyError, TimeoutError):
             log.debug("progress_edit_dropped", delivery=str(stream.delivery))
+            stream.shown_characters = shown_before
         finally:
             stream.in_flight.set_result(None)
 

@@ -13,7 +13,6 @@ from mindroom.core.ids import DeviceId, EventId, RoomId, SyncToken, TxnId, UserI
 from mindroom.core.ports import (
     AttentionPort,
     DeliveryGateway,
-    HistoryPort,
     MembershipPort,
     OutgoingEvent,
     SyncBatch,
@@ -47,7 +46,7 @@ class Account:
     credentials: Credentials
     observed: Observed
     sync: SyncPort
-    history: HistoryPort
+    history: MatrixHistory
     membership: MatrixMembership
     attention: AttentionPort
     gateway: DeliveryGateway
@@ -351,6 +350,28 @@ async def test_b2_a_gap_is_walked_back_to_exactly_the_events_that_sync_left_out(
         walked += [event["event_id"] for event in page.events]
         start = page.end
     assert list(reversed(walked)) + shown == sent
+
+
+async def test_e4_what_we_said_since_a_token_is_read_to_its_end(ada: Account, bob: Account, ada_plan: RoomPlan) -> None:
+    """E4: from a sync token on, our own events alone, oldest first, over several pages; an event of before is not."""
+    room = await shared_room(ada, bob, ada_plan)
+    await bob.say(room, "before")
+    since = (await bob.news(None)).next_batch
+    said = []
+    for number in range(103):
+        await ada.say(room, f"hers {number}") if number % 20 == 0 else None
+        said.append(await bob.say(room, f"mine {number}"))
+    found: list[EventId] = []
+    start: SyncToken | None = since
+    while start is not None:
+        page = await bob.history.said_since(room, start=start)
+        found += [event["event_id"] for event in page.events]
+        start = page.end
+    assert found == said
+    assert (await bob.history.event(room, said[0]))["event_id"] == said[0]
+    with pytest.raises(MatrixFailure) as caught:
+        await bob.history.event(room, EventId("$nothing"))
+    assert caught.value.failure_class is C.NOT_FOUND
 
 
 async def test_b3_history_of_a_room_that_is_not_ours_is_forbidden(

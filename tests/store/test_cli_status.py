@@ -150,3 +150,26 @@ def test_another_schema_is_named_with_its_remedy(filled: str, capsys: Told) -> N
     for argv in (["status"], ["journal", "ls"]):
         assert cli.main(argv) == 1
         assert "r9999_future" in capsys.readouterr().err
+
+
+def test_outbox_ls_shows_what_is_owed_or_failed_and_why(filled: str, capsys: Told) -> None:
+    """E6: a delivery that can never be said is found with its reason, and its text stays where it is (I2)."""
+    rows = "".join(
+        f"INSERT INTO delivery_outbox (delivery_id, stage, principal, generation, purpose, room_id, thread_id, epoch, "
+        f"content, txn_id, state, last_error, acked_event_id) SELECT gen_random_uuid(), 'final', min(principal), 1, "
+        f"'answer', '!r:x', '', 1, '{{\"body\": \"{SECRET}\"}}', 'final.{state}', '{state}', 'why', '$e' "
+        "FROM principals;"
+        for state in ("queued", "failed", "acked")
+    )
+    asyncio.run(_execute(filled, rows))
+    assert cli.main(["outbox", "ls", "--json"]) == 0
+    shown = capsys.readouterr().out
+    assert sorted((row["state"], row["last_error"]) for row in json.loads(shown)) == [
+        ("failed", "why"),
+        ("queued", "why"),
+    ]
+    assert cli.main(["outbox", "ls", "--state", "acked"]) == 0
+    assert "acked" in capsys.readouterr().out
+    assert SECRET not in shown
+    assert cli.main(["outbox", "ls", "--principal", "nobody"]) == 0
+    assert capsys.readouterr().out == "No such deliveries.\n"

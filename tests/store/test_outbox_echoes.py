@@ -135,6 +135,24 @@ async def test_an_echo_never_touches_another_principals_row(ledgers: Ledgers) ->
     assert await outbox.owed() == []
 
 
+async def test_an_echo_names_no_turn_of_another_principal(ledgers: Ledgers) -> None:
+    """I4: a restored row never points into another ledger."""
+    admitted = await ledgers.hear(source("$1"))
+    receipt = receipt_of(admitted, "$1")
+    held = (TurnSource(EventId("$1"), receipt, OrderKey(receipt)),)
+    turn = TurnId(UUID(int=5))
+    target = MessageTarget(ROOM, None, None)
+    record = TurnRecord(turn, target, ALICE, Epoch(1), True, Reason.DM, 1, "offline", None, held)
+    async with ledgers.lease.transaction("open_turn") as tx:
+        await ledgers.turns.open(tx, record, config_generation="c1")
+    other = Outbox(await add_principal(ledgers.database, "other"), ledgers.database)
+    async with ledgers.database.transaction("admit") as tx:
+        await other.acknowledge_echoes(tx, [replace(echo(1), turn=turn)])
+    found = await other.load(new(1).key)
+    assert found is not None
+    assert found.turn is None
+
+
 def test_delivery_ids_are_made_of_what_they_say() -> None:
     """One answer per turn and generation, one notice per subject."""
     turn, other = TurnId(UUID(int=1)), TurnId(UUID(int=2))

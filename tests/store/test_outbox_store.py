@@ -71,6 +71,23 @@ async def test_nothing_owed_is_a_summary_too(ledgers: Ledgers) -> None:
 
 
 # ---- claiming --------------------------------------------------------------------------------------------------------
+async def test_a_claim_keeps_the_checkpoint_from_which_the_room_would_be_read(ledgers: Ledgers) -> None:
+    """E4: the token at the claim, and the newer one at a later claim."""
+    made = new(1)
+    await queue(ledgers, made)
+    for token in ("s1", "s2"):
+        async with ledgers.lease.transaction("claim_delivery") as tx:
+            await tx.execute("DELETE FROM sync_checkpoints")
+            await tx.execute(
+                "INSERT INTO sync_checkpoints (principal, token, trust, reason) VALUES ($1, $2, 'certified', 'x')",
+                ledgers.lease.principal,
+                token,
+            )
+            await ledgers.outbox.reopen(tx, made.key, code=None)
+        assert await claim(ledgers, made)
+        assert (await row(ledgers, made)).claim_token == token
+
+
 async def test_a_claim_freezes_payload_and_device_once(ledgers: Ledgers) -> None:
     """E1."""
     made = new(1)

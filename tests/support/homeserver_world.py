@@ -185,6 +185,14 @@ class World:
             answer["end"] = f"s{page[0][0]}"
         return answer
 
+    def messages_forward(self, room: Room, *, start: int, limit: int, senders: list[str]) -> Json:
+        """A page forwards from `start` (inclusive) of what these people sent; no `end` where there is nothing more."""
+        said = [(at, event) for at, event in room.timeline if at >= start and event["sender"] in senders]
+        answer: Json = {"start": f"s{start}", "chunk": [shown(event, None) for _, event in said[:limit]]}
+        if said:
+            answer["end"] = f"s{said[:limit][-1][0] + 1}"
+        return answer
+
     def relations_back(self, room: Room, root: str, *, start: int, limit: int) -> Json:
         """A page backwards from `start` of what relates to an event, directly or not."""
         if all(event["event_id"] != root for _, event in room.timeline):

@@ -257,6 +257,9 @@ def _call_of(method: str, raw_path: str) -> tuple[str, list[str]]:
 
 def _messages(world: World, login: Login, arguments: list[str], _body: Json, query: dict[str, str]) -> Json:
     room = world.joined_room(arguments[0], login.user)
+    if query["dir"] == "f":
+        senders = json.loads(query["filter"])["senders"]
+        return world.messages_forward(room, start=_position(query["from"]), limit=int(query["limit"]), senders=senders)
     stop = _position(query["to"]) if "to" in query else 0
     return world.messages_back(room, start=_position(query["from"]), stop=stop, limit=int(query["limit"]))
 
