@@ -92,15 +92,16 @@ def _queued(row: Delivery, facts: Facts) -> Next:
 
 
 def _claimed(row: Delivery, facts: Facts) -> Next:
-    silent_seconds = None if facts.heard_seconds is None else row.attempted_seconds - facts.heard_seconds
+    heard = facts.heard_seconds
+    sync_decides = heard is not None and row.attempted_seconds - heard >= SYNC_DECIDES_SECONDS
     if row.last_error == FORBIDDEN:
         # A departure or tombstone that explains the refusal stands in a response asked for after it.
         if facts.is_tombstoned:
             return Next(Step.FOR_SUCCESSOR, TOMBSTONED)
-        return Next(Step.FAIL if silent_seconds is not None and silent_seconds > 0 else Step.LATER, FORBIDDEN)
+        return Next(Step.FAIL if sync_decides else Step.LATER, FORBIDDEN)
     if row.device_id == facts.device_id and row.claimed_seconds < RESEND_WINDOW_SECONDS:
         return Next(Step.RESEND)
-    if silent_seconds is None or silent_seconds < SYNC_DECIDES_SECONDS:
+    if not sync_decides:
         return Next(Step.LATER, "outcome_unknown")
     return Next(Step.ASK_ROOM, "outcome_unknown") if row.in_truncated_gap else absent(row)
 

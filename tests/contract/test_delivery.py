@@ -86,7 +86,7 @@ async def fate(spine: Spine, room: str = ROOM) -> tuple[str, str | None]:
 
 async def hear_on(spine: Spine, *rooms: tuple[str, Event]) -> None:
     """A response that was asked for after everything so far is admitted, and the rows that wait for one look again."""
-    await spine.advance(1)
+    await spine.advance(65, step_seconds=5)
     spine.answer(spine.batch(), spine.batch(*rooms))
     await spine.settle()
     await spine.advance(6)

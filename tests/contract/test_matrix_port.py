@@ -13,8 +13,10 @@ from mindroom.core.ids import DeviceId, EventId, RoomId, SyncToken, TxnId, UserI
 from mindroom.core.ports import (
     AttentionPort,
     DeliveryGateway,
+    HistoryPort,
     MembershipPort,
     OutgoingEvent,
+    RoomReader,
     SyncBatch,
     SyncPort,
 )
@@ -161,9 +163,9 @@ async def shared_room(ada: Account, bob: Account, plan: RoomPlan) -> RoomId:
     return room
 
 
-def ports(account: Account) -> tuple[SyncPort, HistoryPort, MembershipPort, AttentionPort, DeliveryGateway]:
+def ports(account: Account) -> tuple[SyncPort, HistoryPort, RoomReader, MembershipPort, AttentionPort, DeliveryGateway]:
     """mypy proves here that the adapters are the ports."""
-    return account.sync, account.history, account.membership, account.attention, account.gateway
+    return account.sync, account.history, account.history, account.membership, account.attention, account.gateway
 
 
 # ---- accounts --------------------------------------------------------------------------------------------------------

@@ -104,8 +104,8 @@ def test_e3_e10_f2_nothing_goes_out_without_leave_nor_past_a_claimed_placeholder
     ("row", "known", "step"),
     [
         (delivery(last_error=FORBIDDEN), facts(heard_seconds=None), Step.LATER),
-        (delivery(last_error=FORBIDDEN), facts(heard_seconds=6.0), Step.LATER),
-        (delivery(last_error=FORBIDDEN), facts(heard_seconds=4.0), Step.FAIL),
+        (delivery(last_error=FORBIDDEN, attempted_seconds=70.0), facts(heard_seconds=11.0), Step.LATER),
+        (delivery(last_error=FORBIDDEN, attempted_seconds=70.0), facts(heard_seconds=9.0), Step.FAIL),
         (delivery(last_error=FORBIDDEN), facts(is_tombstoned=True, heard_seconds=None), Step.FOR_SUCCESSOR),
         (delivery(state=DeliveryState.QUEUED, last_error=TOMBSTONED), facts(is_tombstoned=True), Step.LATER),
         (delivery(state=DeliveryState.QUEUED, last_error=TOMBSTONED), facts(), Step.CLAIM),
