@@ -32,6 +32,7 @@ from mindroom.db.instance import Instance, init_instance
 from mindroom.db.lease import LeaseKeeper, LeaseTimes, end_process, register_process
 from mindroom.db.principals import PrincipalStore
 from mindroom.db.schema import EXPECTED_REVISION
+from mindroom.matrix.sync import TIMELINE_LIMIT
 from mindroom.models.configured import ConfiguredModels
 from mindroom.models.settings import ModelProvider, ModelSettings
 from mindroom.ops.http import OperatorServer
@@ -68,6 +69,7 @@ class Runtime:
     metrics: Metrics
     times: LeaseTimes
     progress: Callable[[str], None]
+    timeline_limit: int = TIMELINE_LIMIT
 
     async def run(self, stop: asyncio.Event, *, ready: asyncio.Event | None = None) -> None:
         """Serve until `stop`, then drain. `ready` is set once every principal has admitted its first response."""
@@ -111,7 +113,7 @@ class Runtime:
             version=__version__,
         )
         keeper = LeaseKeeper(database, process=process, clock=self.clock, times=self.times, beat_database=beats)
-        homeserver = HomeserverConnect(self.config.homeserver, self.clock, self.metrics)
+        homeserver = HomeserverConnect(self.config.homeserver, self.clock, self.metrics, self.timeline_limit)
         supervisor = Supervisor(
             keeper=keeper,
             sessions=Sessions(PrincipalStore(database, instance.sealer), homeserver),

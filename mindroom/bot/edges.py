@@ -14,7 +14,7 @@ from mindroom.matrix.gateway import MatrixGateway
 from mindroom.matrix.history import MatrixHistory
 from mindroom.matrix.membership import MatrixMembership
 from mindroom.matrix.rooms import RoomPlan, ensure_room, resolve_alias
-from mindroom.matrix.sync import MatrixSync
+from mindroom.matrix.sync import TIMELINE_LIMIT, MatrixSync
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,7 @@ class HomeserverConnect:
     homeserver: str
     clock: Clock
     metrics: Metrics
+    timeline_limit: int = TIMELINE_LIMIT
 
     def anonymous(self, user: UserId, device: DeviceId) -> MatrixClient:
         return self._client(user, device, None)
@@ -79,7 +80,7 @@ class HomeserverConnect:
     def edges(self, session: AccountSession) -> Edges:
         client = self.client(session)
         return Edges(
-            sync=MatrixSync(client),
+            sync=MatrixSync(client, timeline_limit=self.timeline_limit),
             history=MatrixHistory(client),
             membership=MatrixMembership(client),
             attention=MatrixAttention(client),

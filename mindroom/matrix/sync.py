@@ -15,21 +15,7 @@ from mindroom.matrix.client import MatrixCall, MatrixClient
 from mindroom.matrix.paths import client_path
 
 TIMELINE_LIMIT: Final = 100
-_FILTER: Final = json.dumps(
-    {
-        "presence": {"types": []},
-        "account_data": {"types": ["m.direct"]},
-        "room": {
-            "include_leave": False,
-            "timeline": {"limit": TIMELINE_LIMIT},
-            # Who is in a room decides who answers: a member left out would look like an absence (A13).
-            "state": {"lazy_load_members": False},
-            "ephemeral": {"types": []},
-            "account_data": {"types": []},
-        },
-    },
-    separators=(",", ":"),
-)
+"""Events of a room in one response; what is more is a gap (B2)."""
 _MARGIN_SECONDS: Final = 60.0
 """What a busy server may need beyond the long poll; answers after 70 s were seen for a 30 s poll."""
 _FULL_MARGIN_SECONDS: Final = 300.0
@@ -39,12 +25,13 @@ _FULL_MARGIN_SECONDS: Final = 300.0
 class MatrixSync:
     """SyncPort over one client."""
 
-    def __init__(self, client: MatrixClient) -> None:
+    def __init__(self, client: MatrixClient, *, timeline_limit: int = TIMELINE_LIMIT) -> None:
         self._client = client
+        self._filter = _filter(timeline_limit)
 
     async def sync(self, since: SyncToken | None, *, timeout_seconds: float, full_state: bool) -> SyncBatch:
         """One request, one attempt; without `since` the account's baseline. Raises MatrixFailure."""
-        query = [("filter", _FILTER), ("timeout", str(max(0, round(timeout_seconds * 1000))))]
+        query = [("filter", self._filter), ("timeout", str(max(0, round(timeout_seconds * 1000))))]
         if since is not None:
             query.append(("since", since))
         if full_state:
@@ -62,3 +49,16 @@ class MatrixSync:
         if not isinstance(raw.get("rooms", {}), dict):
             raise MatrixFailure(MatrixCall.SYNC, MatrixFailureClass.NOT_JSON, status=200)
         return SyncBatch(next_batch=SyncToken(token), raw=raw)
+
+
+def _filter(timeline_limit: int) -> str:
+    room = {
+        "include_leave": False,
+        "timeline": {"limit": timeline_limit},
+        # Who is in a room decides who answers: a member left out would look like an absence (A13).
+        "state": {"lazy_load_members": False},
+        "ephemeral": {"types": []},
+        "account_data": {"types": []},
+    }
+    wanted = {"presence": {"types": []}, "account_data": {"types": ["m.direct"]}, "room": room}
+    return json.dumps(wanted, separators=(",", ":"))

@@ -10,6 +10,7 @@ SELECT p.name AS principal, p.user_id,
        nullif(b.expires_at, '-infinity') AS lease_expires_at, f.fence,
        coalesce(c.trust, 'cold') AS trust, c.reason AS trust_reason, c.since AS trust_since,
        (SELECT count(*) FROM room_history_recovery g WHERE g.principal = p.principal AND g.state = 'repairable') AS open_gaps,
+       (SELECT count(*) FROM room_history_recovery g WHERE g.principal = p.principal AND g.state = 'truncated') AS truncated_gaps,
        q.pending, extract(epoch FROM mindroom_now() - q.oldest)::float8 AS oldest_seconds,
        (SELECT count(*) FROM delivery_outbox o WHERE o.principal = p.principal AND o.state IN ('queued', 'claimed')) AS outbox_owed,
        p.unhealthy_reason

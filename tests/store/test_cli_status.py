@@ -83,6 +83,7 @@ def test_status_tells_owner_lease_fence_trust_and_debts_of_every_principal(fille
         "trust": "certified",
         "trust_reason": "admitted",
         "open_gaps": 1,
+        "truncated_gaps": 2,
         "pending": 1,
         "outbox_owed": 1,
         "unhealthy_reason": None,

@@ -19,7 +19,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +33,7 @@ from mindroom.core.metrics import Metrics
 from mindroom.db.embedded import EmbeddedPostgres
 from mindroom.db.folder import DataFolder
 from mindroom.matrix.local_homeserver import LocalHomeserver
+from mindroom.matrix.sync import TIMELINE_LIMIT
 from tests.support.matrix_human import Event, MatrixHuman, VisibleMessage
 
 T = TypeVar("T")
@@ -152,6 +153,8 @@ class House:
     suffix: str
     homeserver_url: str = ""
     """Where the runtime goes, when not straight to the homeserver."""
+    timeline_limit: int = TIMELINE_LIMIT
+    """Events of a room that one sync response shows."""
     running: list[RunningRuntime] = field(default_factory=list)
 
     # ---- names --------------------------------------------------------------------------------------------------
@@ -183,7 +186,8 @@ class House:
         os.environ["DATABASE_URL"] = self.dsn
         os.environ[SECRET_VARIABLE] = self.homeserver.registration_shared_secret
         port = _free_port()
-        runtime = compose(RuntimeSettings(parse_config(self._config(port)), self.path / folder))
+        composed = compose(RuntimeSettings(parse_config(self._config(port)), self.path / folder))
+        runtime = replace(composed, timeline_limit=self.timeline_limit)
         stop, ready = asyncio.Event(), asyncio.Event()
         task = asyncio.ensure_future(runtime.run(stop, ready=ready))
         running = RunningRuntime(runtime, port, stop, ready, task)
