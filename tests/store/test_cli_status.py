@@ -24,6 +24,8 @@ INSERT INTO principal_beat (principal) VALUES (2);
 INSERT INTO sync_checkpoints (principal, token, trust, reason) VALUES (1, 's1', 'certified', 'admitted');
 INSERT INTO room_history_recovery (principal, room_id, to_token, from_token, floor, epoch)
     VALUES (1, '!r', 't2', 't1', 0, 1);
+INSERT INTO room_history_recovery (principal, room_id, to_token, from_token, floor, epoch, state)
+    VALUES (1, '!r', 't3', 't1', 0, 1, 'truncated'), (1, '!r', 't4', 't1', 0, 1, 'truncated');
 INSERT INTO journal_receipts (principal, epoch, origin_ts, base, page, idx, event_id, room_id, thread_id, sender, kind,
     class)
     SELECT 1 + n % 2, 1, 0, n, 0, 0, '$' || n, '!r', '', '@ada:x', 'message', 'live' FROM generate_series(1, 4) n;
