@@ -189,18 +189,19 @@ async def test_b2_a_gap_that_fails_stops_neither_its_room_nor_another(database_d
 
 async def test_b2_a_page_that_hangs_stops_no_other_room(database_dsn: str) -> None:
     async with open_spine(database_dsn) as spine:
-        history = history_of(spine, (ROOM, [ask("$here")]), (OTHER_ROOM, [ask("$there")]))
-        history.held[ROOM] = asyncio.Event()
+        history = history_of(spine, (OTHER_ROOM, [ask("$first")]), (ROOM, [ask("$second")]))
+        history.held[OTHER_ROOM] = asyncio.Event()
         await serve(spine, ROOM, OTHER_ROOM)
-        spine.answer(spine.batch((ROOM, limited(prev=1)), (OTHER_ROOM, limited(prev=1))))
+        spine.answer(spine.batch((OTHER_ROOM, limited(prev=1)), (ROOM, limited(prev=1))))
         await spine.settle()
         await spine.advance(3)
-        assert spine.finals(OTHER_ROOM) == [["$there"]]
-        assert spine.finals() == []
-        history.held[ROOM].set()
+        assert history.asked[0][0] == OTHER_ROOM
+        assert spine.finals() == [["$second"]]
+        assert spine.finals(OTHER_ROOM) == []
+        history.held[OTHER_ROOM].set()
         await spine.settle()
         await spine.advance(3)
-        assert spine.finals() == [["$here"]]
+        assert spine.finals(OTHER_ROOM) == [["$first"]]
 
 
 async def test_b2_a_room_waits_two_minutes_from_when_its_walk_can_begin(database_dsn: str) -> None:
