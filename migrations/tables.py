@@ -141,6 +141,7 @@ Table(
     _principal(),
     Column("owner", BigInteger, ForeignKey("processes.process_id")),
     _time("expires_at", default=text("'-infinity'")),
+    Column("resigned", Boolean, nullable=False, server_default=text("true")),
     PrimaryKeyConstraint("principal"),
 )
 
@@ -197,10 +198,18 @@ Table(
     *_event_columns(),
     _jsonb("source"),
     _time("admitted_at", default=NOW),
+    _int("failures", default=ZERO),
     _int("attempts", default=ZERO),
     _time("next_attempt_at", nullable=True),
     _text("last_error", nullable=True),
+    _time("parked_at", nullable=True),
+    _text("parked_by", nullable=True),
+    _text("parked_as", nullable=True),
     PrimaryKeyConstraint("receipt"),
+    _one_of("journal_pending", "parked_as", "unknown", "permanent", "corrupt"),
+    CheckConstraint(
+        "parked_at IS NULL OR (parked_by IS NOT NULL AND parked_as IS NOT NULL)", name="journal_pending_parked"
+    ),
     _one_of("journal_pending", "kind", "message", "media"),
     _one_of("journal_pending", "class", "live", "recovered"),
     Index("journal_pending_event", "principal", "event_id", unique=True),
@@ -361,6 +370,8 @@ Table(
     _text("outcome", nullable=True),
     _text("reason"),
     _int("generation", default=text("1")),
+    _big("fence"),
+    _int("resumes", default=ZERO),
     _text("config_generation"),
     _text("model"),
     _big("input_tokens", nullable=True),
@@ -371,7 +382,7 @@ Table(
     PrimaryKeyConstraint("turn_id"),
     _one_of("turns", "kind", "message"),
     _one_of("turns", "state", "open", "closed"),
-    _one_of("turns", "outcome", "answered", "failed", "redacted", "departed"),
+    _one_of("turns", "outcome", "answered", "failed", "redacted", "departed", "parked"),
     CheckConstraint(
         "(state = 'closed') = (outcome IS NOT NULL) AND (state = 'closed') = (closed_at IS NOT NULL)",
         name="turns_closed",
@@ -388,8 +399,10 @@ Table(
     _id("event_id"),
     _big("receipt"),
     *_order_key(),
+    _text("role", default=text("'source'")),
     PrimaryKeyConstraint("turn_id", "ordinal"),
-    UniqueConstraint("principal", "event_id", name="turn_sources_event_key"),
+    _one_of("turn_sources", "role", "source", "parked"),
+    Index("turn_sources_event", "principal", "event_id", unique=True, postgresql_where=text("role = 'source'")),
 )
 Table(
     "turn_steps",

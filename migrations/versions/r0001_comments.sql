@@ -39,6 +39,7 @@ COMMENT ON INDEX principal_fence_pkey IS 'The row each write transaction locks.'
 
 COMMENT ON COLUMN principal_beat.owner IS 'The process that holds the lease; NULL after it resigned.';
 COMMENT ON COLUMN principal_beat.expires_at IS 'From then on another process may take the lease.';
+COMMENT ON COLUMN principal_beat.resigned IS 'False while it is held; still false afterwards when its holder crashed (D4).';
 COMMENT ON INDEX principal_beat_pkey IS 'One lease per principal.';
 
 -- ---- heard ---------------------------------------------------------------------------------------------------------
@@ -70,9 +71,13 @@ COMMENT ON COLUMN journal_pending.idx IS 'Third part of the order key.';
 COMMENT ON COLUMN journal_pending.thread_id IS 'Thread root; empty text is the main timeline.';
 COMMENT ON COLUMN journal_pending.class IS 'Live from sync, or recovered from a gap.';
 COMMENT ON COLUMN journal_pending.source IS 'The event as it was received and decrypted.';
-COMMENT ON COLUMN journal_pending.attempts IS 'How often handling it failed.';
+COMMENT ON COLUMN journal_pending.failures IS 'How often handling it failed, for whatever reason; sets the back-off.';
+COMMENT ON COLUMN journal_pending.attempts IS 'How often it failed for a reason of its own; enough of these park it (C2).';
 COMMENT ON COLUMN journal_pending.next_attempt_at IS 'End of its back-off; NULL: at once.';
 COMMENT ON COLUMN journal_pending.last_error IS 'Class and code of the last failure, never its text.';
+COMMENT ON COLUMN journal_pending.parked_at IS 'Set while it rests: no process tries it again by itself (C2).';
+COMMENT ON COLUMN journal_pending.parked_by IS 'Version of the program that parked it last.';
+COMMENT ON COLUMN journal_pending.parked_as IS 'Class of the error: an unknown one is tried once more by a newer version.';
 COMMENT ON INDEX journal_pending_pkey IS 'Settlement deletes by receipt.';
 COMMENT ON INDEX journal_pending_event IS 'Edits and redactions find the pending event they change.';
 COMMENT ON INDEX journal_pending_order IS 'The feeder reads owed work by order key.';
@@ -167,6 +172,8 @@ COMMENT ON COLUMN turns.requester IS 'To whom the turn belongs.';
 COMMENT ON COLUMN turns.epoch IS 'Membership generation the turn belongs to.';
 COMMENT ON COLUMN turns.outcome IS 'How the turn ended; NULL while open.';
 COMMENT ON COLUMN turns.reason IS 'Why the principal decided to answer.';
+COMMENT ON COLUMN turns.fence IS 'The fence that opened it or took it up last.';
+COMMENT ON COLUMN turns.resumes IS 'Take-ups after a crash, without a step between; too many park its sources (D4).';
 COMMENT ON COLUMN turns.generation IS 'Grows with an edit, a changed set of sources or an operator''s retry; a re-run after a crash keeps it.';
 COMMENT ON COLUMN turns.config_generation IS 'Digest of the configuration in force.';
 COMMENT ON COLUMN turns.model IS 'Name of the model in the configuration.';
@@ -183,7 +190,8 @@ COMMENT ON COLUMN turn_sources.base IS 'First part of the order key.';
 COMMENT ON COLUMN turn_sources.page IS 'Second part of the order key.';
 COMMENT ON COLUMN turn_sources.idx IS 'Third part of the order key.';
 COMMENT ON INDEX turn_sources_pkey IS 'Sources of a turn in order.';
-COMMENT ON INDEX turn_sources_event_key IS 'An event belongs to one turn of a principal.';
+COMMENT ON COLUMN turn_sources.role IS 'source: the turn answers it; parked: the turn gave it up, and another may take it.';
+COMMENT ON INDEX turn_sources_event IS 'An event belongs to one turn of a principal.';
 
 COMMENT ON COLUMN turn_steps.step IS 'Number of the model step within the generation.';
 COMMENT ON COLUMN turn_steps.canonical_text IS 'What the model said, before hooks.';

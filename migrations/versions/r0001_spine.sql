@@ -56,7 +56,8 @@ COMMENT ON TABLE principal_fence IS 'Grows with each lease take-over; every writ
 CREATE TABLE principal_beat (
     principal integer PRIMARY KEY REFERENCES principals,
     owner bigint REFERENCES processes,
-    expires_at timestamptz NOT NULL DEFAULT '-infinity'
+    expires_at timestamptz NOT NULL DEFAULT '-infinity',
+    resigned boolean NOT NULL DEFAULT true
 );
 COMMENT ON TABLE principal_beat IS 'The lease: who serves the principal until when.';
 
@@ -110,9 +111,14 @@ CREATE TABLE journal_pending (
     class text NOT NULL CONSTRAINT journal_pending_class CHECK (class IN ('live', 'recovered')),
     source jsonb NOT NULL,
     admitted_at timestamptz NOT NULL DEFAULT mindroom_now(),
+    failures integer NOT NULL DEFAULT 0,
     attempts integer NOT NULL DEFAULT 0,
     next_attempt_at timestamptz,
-    last_error text
+    last_error text,
+    parked_at timestamptz,
+    parked_by text,
+    parked_as text CONSTRAINT journal_pending_parked_as CHECK (parked_as IN ('unknown', 'permanent', 'corrupt')),
+    CONSTRAINT journal_pending_parked CHECK (parked_at IS NULL OR (parked_by IS NOT NULL AND parked_as IS NOT NULL))
 );
 CREATE UNIQUE INDEX journal_pending_event ON journal_pending (principal, event_id);
 CREATE INDEX journal_pending_order ON journal_pending (principal, base, page, idx, receipt);
@@ -262,9 +268,12 @@ CREATE TABLE turns (
     epoch integer NOT NULL,
     kind text NOT NULL CONSTRAINT turns_kind CHECK (kind IN ('message')),
     state text NOT NULL DEFAULT 'open' CONSTRAINT turns_state CHECK (state IN ('open', 'closed')),
-    outcome text CONSTRAINT turns_outcome CHECK (outcome IN ('answered', 'failed', 'redacted', 'departed')),
+    outcome text CONSTRAINT turns_outcome CHECK (outcome IN ('answered', 'failed', 'redacted', 'departed',
+        'parked')),
     reason text NOT NULL,
     generation integer NOT NULL DEFAULT 1,
+    fence bigint NOT NULL,
+    resumes integer NOT NULL DEFAULT 0,
     config_generation text NOT NULL,
     model text NOT NULL,
     input_tokens bigint,
@@ -287,9 +296,10 @@ CREATE TABLE turn_sources (
     base bigint NOT NULL,
     page bigint NOT NULL,
     idx integer NOT NULL,
-    PRIMARY KEY (turn_id, ordinal),
-    CONSTRAINT turn_sources_event_key UNIQUE (principal, event_id)
+    role text NOT NULL DEFAULT 'source' CONSTRAINT turn_sources_role CHECK (role IN ('source', 'parked')),
+    PRIMARY KEY (turn_id, ordinal)
 );
+CREATE UNIQUE INDEX turn_sources_event ON turn_sources (principal, event_id) WHERE role = 'source';
 COMMENT ON TABLE turn_sources IS 'Which events a turn answers, in order; the last is its anchor. Grouping survives a crash (D2).';
 
 CREATE TABLE turn_steps (
@@ -347,7 +357,7 @@ COMMENT ON TABLE delivery_outbox IS 'Everything visible that we say: one row per
 CREATE VIEW journal_events AS
 SELECT r.receipt, r.principal, p.name AS principal_name, r.event_id, r.room_id, r.thread_id, r.sender, r.kind, r.class, r.epoch,
        r.origin_ts, r.base, r.page, r.idx,
-       CASE WHEN q.receipt IS NULL THEN 'settled' ELSE 'pending' END AS state,
+       CASE WHEN q.receipt IS NULL THEN 'settled' WHEN q.parked_at IS NOT NULL THEN 'parked' ELSE 'pending' END AS state,
        s.outcome, s.turn_id, s.settled_at,
        coalesce(q.attempts, 0) AS attempts, q.next_attempt_at, q.last_error, mindroom_now() - q.admitted_at AS age
 FROM journal_receipts r

@@ -121,6 +121,7 @@ class Runtime:
             needs=BotNeeds(
                 config=self.config,
                 config_generation=self.generation,
+                version=__version__,
                 model=models,
                 new_seams=self._new_seams,
                 clock=self.clock,

@@ -49,6 +49,7 @@ class AgentBot:
         services = wire(self._agent, self._lease, ledgers=ledgers, edges=self._edges, needs=self._needs)
         self._services = services
         await services.gaps.hold_known()
+        await services.parking.retry_older()
         services.gate.when_opened(self._synced)
         intake = _started(services.sync.run(), services.feeder.run(), services.gaps.run(), services.joins.run())
         work = _started(

@@ -152,6 +152,7 @@ class Feeder:
             try:
                 summary = await self._journal.pending_summary()
                 self._metrics.pending_events.labels(self._name).set(summary.pending)
+                self._metrics.parked_events.labels(self._name).set(summary.parked)
                 self._metrics.pending_oldest_seconds.labels(self._name).set(summary.oldest_seconds)
                 if summary.pending and not self._wake.is_set() and len(self._held) < MAX_HELD:
                     await self._look_for_lost()
@@ -159,10 +160,16 @@ class Feeder:
                 continue
 
     async def _look_for_lost(self) -> None:
-        page = await self._journal.pending_page(*_START, held_rooms=sorted(self._gate.held_rooms), limit=PAGE)
-        before = self._cursor
-        lost = [s for s in page if s.receipt not in self._held and (s.order_key, int(s.receipt)) <= before]
-        if lost:
-            self._metrics.sweep_found.labels("pending").inc(len(lost))
-            log.warning("sweep_found_pending", sources=len(lost))
-            self._hand_out(lost)
+        """Read what lies before the cursor again, page by page; whoever had a parked source retried, told nobody."""
+        at, held_rooms = _START, sorted(self._gate.held_rooms)
+        while at < self._cursor and len(self._held) < MAX_HELD:
+            page = await self._journal.pending_page(*at, held_rooms=held_rooms, limit=PAGE)
+            before = self._cursor
+            found = [s for s in page if s.receipt not in self._held and (s.order_key, int(s.receipt)) <= before]
+            if lost := [source for source in found if not source.was_parked]:
+                self._metrics.sweep_found.labels("pending").inc(len(lost))
+                log.warning("sweep_found_pending", sources=len(lost))
+            self._hand_out(found)
+            if len(page) < PAGE:
+                return
+            at = (page[-1].order_key, int(page[-1].receipt))

@@ -41,6 +41,7 @@ from mindroom.turns.controller import TurnController
 from mindroom.turns.ignores import IgnoredSources
 from mindroom.turns.intents import IntentBuilder
 from mindroom.turns.normalizer import InboundTurnNormalizer
+from mindroom.turns.parking import Parking
 from mindroom.turns.policy import TurnPolicy
 from mindroom.turns.release import TurnRelease
 from mindroom.turns.resolver import ConversationResolver
@@ -54,6 +55,8 @@ class BotNeeds:
 
     config: EffectiveConfig
     config_generation: str
+    version: str
+    """Of the program."""
     model: ModelPort
     new_seams: Callable[[], Seams]
     clock: Clock
@@ -98,6 +101,7 @@ class Services:
     feeder: Feeder
     lanes: Lanes
     controller: TurnController
+    parking: Parking
     worker: OutboxWorker
     gaps: GapWorker
     joins: JoinWorker
@@ -123,6 +127,7 @@ def wire(agent: EffectiveAgent, lease: Lease, *, ledgers: Ledgers, edges: Edges,
     saying = _saying(agent, lease, ledgers=ledgers, edges=edges, hearer=hearer, gate=gate, running=running, needs=needs)
     lanes = Lanes(lease.principal, metrics=metrics, name=agent.name)
     feeder = Feeder(ledgers.journal, gate=gate, put=lanes.put, clock=clock, metrics=metrics, name=agent.name)
+    parking = Parking(lease, ledgers.journal, ledgers.turns, ledgers.outbox, saying.worker, needs.version)
     controller = _controller(
         agent,
         lease,
@@ -131,6 +136,7 @@ def wire(agent: EffectiveAgent, lease: Lease, *, ledgers: Ledgers, edges: Edges,
         configured=configured,
         saying=saying,
         running=running,
+        parking=parking,
         feeder=feeder,
         needs=needs,
     )
@@ -163,6 +169,7 @@ def wire(agent: EffectiveAgent, lease: Lease, *, ledgers: Ledgers, edges: Edges,
         feeder=feeder,
         lanes=lanes,
         controller=controller,
+        parking=parking,
         worker=saying.worker,
         gaps=GapWorker(
             admitter,
@@ -249,6 +256,7 @@ def _controller(
     configured: set[RoomId],
     saying: _Saying,
     running: RunningTurns,
+    parking: Parking,
     feeder: Feeder,
     needs: BotNeeds,
 ) -> TurnController:
@@ -273,6 +281,7 @@ def _controller(
             lease, journal=ledgers.journal, release=saying.release, clock=needs.clock, settled=feeder.settled
         ),
         running=running,
+        parking=parking,
         thread_mode=agent.thread_mode,
         clock=needs.clock,
         metrics=needs.metrics,

@@ -64,6 +64,9 @@ class Metrics:
         self.admitted_events = counter("admitted_events", "Events given a receipt.", "kind", "class")
         self.duplicates = counter("duplicates", "Events shown again after their receipt.")
         self.pending_events = gauge("pending_events", "Sources that are owed an outcome.", "principal")
+        self.parked_events = gauge(
+            "parked_events", "Sources that rest until somebody has them tried again.", "principal"
+        )
         self.pending_oldest_seconds = gauge("pending_oldest_seconds", "Age of the oldest pending source.", "principal")
         self.hydrations = counter("hydrations", "Reads of what was said before we heard it.", "outcome")
         self.dispatch_seconds = histogram("dispatch_seconds", "Admission to verdict.")

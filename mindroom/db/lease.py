@@ -48,6 +48,8 @@ class Lease:
     principal: PrincipalId
     name: PrincipalName
     fence: Fence
+    after_crash: bool
+    """True when the holder before did not resign (D4)."""
     database: Database
     clock: Clock
     trusted_until: float
@@ -105,20 +107,21 @@ class LeaseKeeper:
         """Take the lease when it is free, expired or owned by this process; None while another process holds it."""
         started = self._clock.boottime()
 
-        async def once() -> Fence | None:
+        async def once() -> tuple[Fence, bool] | None:
             async with self._database.transaction("lease.take") as tx:
                 await tx.fetchrow(SQL["lock_fence"], principal)
                 await tx.fetchrow(SQL["lock_beat"], principal)
                 row = await tx.fetchrow(SQL["take"], principal, self._process, self.times.ttl_seconds)
-                return Fence(row["fence"]) if row else None
+                return (Fence(row["fence"]), not row["resigned"]) if row else None
 
-        fence = await self._database.rerun("lease.take", once)
-        if fence is None:
+        taken = await self._database.rerun("lease.take", once)
+        if taken is None:
             return None
+        fence, after_crash = taken
         if (former := self._leases.get(principal)) is not None:
             former.end()
             former.lost.set()
-        lease = Lease(principal, name, fence, self._database, self._clock, self._deadline(started))
+        lease = Lease(principal, name, fence, after_crash, self._database, self._clock, self._deadline(started))
         self._leases[principal] = lease
         self._database.metrics.lease_held.labels(name).set(1)
         log.info("lease_taken", principal=name, fence=fence)

@@ -12,10 +12,11 @@ WITH free AS (
     SELECT principal FROM principal_beat
     WHERE principal = $1 AND (owner IS NULL OR owner = $2 OR expires_at < mindroom_now())
 ), beat AS (
-    UPDATE principal_beat b SET owner = $2, expires_at = mindroom_now() + make_interval(secs => $3)
+    UPDATE principal_beat b SET owner = $2, expires_at = mindroom_now() + make_interval(secs => $3), resigned = false
     FROM free WHERE b.principal = free.principal
 )
-UPDATE principal_fence f SET fence = f.fence + 1 FROM free WHERE f.principal = free.principal RETURNING f.fence
+UPDATE principal_fence f SET fence = f.fence + 1 FROM free, principal_beat former
+WHERE f.principal = free.principal AND former.principal = free.principal RETURNING f.fence, former.resigned
 
 -- name: renew
 -- One statement renews all leases of a process and its heartbeat.
@@ -27,7 +28,7 @@ WHERE owner = $1 AND principal = ANY($2::int[]) RETURNING principal
 
 -- name: resign
 -- Frees a lease of ours, unless this process has taken it anew meanwhile.
-UPDATE principal_beat b SET owner = NULL, expires_at = '-infinity' FROM principal_fence f
+UPDATE principal_beat b SET owner = NULL, expires_at = '-infinity', resigned = true FROM principal_fence f
 WHERE b.principal = $1 AND b.owner = $2 AND f.principal = b.principal AND f.fence = $3
 
 -- name: register_process

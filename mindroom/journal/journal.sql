@@ -188,29 +188,47 @@ DELETE FROM room_state s USING left_rooms l WHERE s.principal = $1 AND s.room_id
 
 -- name: lock_pending
 -- open_turn and hand_off hold their sources; a missing one refuses the transition (D3).
-SELECT event_id FROM journal_pending WHERE principal = $1 AND event_id = ANY($2::text[]) ORDER BY event_id FOR UPDATE
+SELECT event_id FROM journal_pending WHERE principal = $1 AND event_id = ANY($2::text[]) AND parked_at IS NULL
+ORDER BY event_id FOR UPDATE
 
 -- name: record_failure
 -- Back-off of a source lives on its row; a dependency error does not count as an attempt (C2).
-UPDATE journal_pending SET attempts = attempts + $3, last_error = $4,
+UPDATE journal_pending SET failures = failures + 1, attempts = attempts + $3, last_error = $4,
        next_attempt_at = mindroom_now() + make_interval(secs => $5)
 WHERE principal = $1 AND event_id = ANY($2::text[])
+
+-- name: park
+-- These rest until somebody, or a newer version, has them tried again (C2).
+UPDATE journal_pending SET parked_at = mindroom_now(), parked_by = $3, parked_as = $4, last_error = $5,
+       failures = failures + 1, attempts = attempts + 1, next_attempt_at = NULL
+WHERE principal = $1 AND event_id = ANY($2::text[]) AND parked_at IS NULL RETURNING event_id
+
+-- name: parked_by
+-- Which versions parked what an unknown error stopped.
+SELECT DISTINCT parked_by FROM journal_pending
+WHERE principal = $1 AND parked_at IS NOT NULL AND parked_as = 'unknown'
+
+-- name: retry_parked
+-- A newer version tries once more what an unknown error stopped (C2).
+UPDATE journal_pending SET parked_at = NULL, attempts = $3
+WHERE principal = $1 AND parked_at IS NOT NULL AND parked_as = 'unknown' AND parked_by = ANY($2::text[])
 
 -- name: pending_page
 -- The feeder's page in order of work, from a key on; sources in back-off wait.
 SELECT q.receipt, q.base, q.page, q.idx, q.event_id, q.room_id, q.thread_id, q.sender, q.kind, q.class, q.epoch,
-       q.origin_ts, q.source, q.attempts, t.turn_id AS open_turn
+       q.origin_ts, q.source, q.failures, q.attempts, q.parked_by IS NOT NULL AS was_parked, t.turn_id AS open_turn
 FROM journal_pending q
-LEFT JOIN turn_sources t ON t.principal = q.principal AND t.event_id = q.event_id
-WHERE q.principal = $1 AND (q.base, q.page, q.idx, q.receipt) > ($2::bigint, $3::bigint, $4::int, $5::bigint)
+LEFT JOIN turn_sources t ON t.principal = q.principal AND t.event_id = q.event_id AND t.role = 'source'
+WHERE q.principal = $1 AND q.parked_at IS NULL AND (q.base, q.page, q.idx, q.receipt) > ($2::bigint, $3::bigint, $4::int, $5::bigint)
   AND (q.next_attempt_at IS NULL OR q.next_attempt_at <= mindroom_now())
   AND q.room_id <> ALL($6::text[])
 ORDER BY q.base, q.page, q.idx, q.receipt LIMIT $7
 
 -- name: pending_summary
 -- How much is owed and how old it is.
-SELECT count(*) AS pending, coalesce(extract(epoch FROM mindroom_now() - min(admitted_at)), 0)::float8 AS oldest_seconds,
-       min(next_attempt_at) FILTER (WHERE next_attempt_at > mindroom_now()) AS next_attempt_at,
+SELECT count(*) FILTER (WHERE parked_at IS NULL) AS pending, count(*) FILTER (WHERE parked_at IS NOT NULL) AS parked,
+       coalesce(extract(epoch FROM mindroom_now() - min(admitted_at) FILTER (WHERE parked_at IS NULL)), 0)::float8
+           AS oldest_seconds,
        extract(epoch FROM min(next_attempt_at) FILTER (WHERE next_attempt_at > mindroom_now()) - mindroom_now())::float8
            AS next_attempt_seconds
 FROM journal_pending WHERE principal = $1

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from mindroom.core.content import DeliveryMarker, JsonObject
 from mindroom.core.ids import DeliveryId, Epoch, EventId, Receipt, RoomId, SyncToken, TurnId, UserId
@@ -197,6 +198,14 @@ class Checkpoint:
     trust: CheckpointTrust
 
 
+class ParkedAs(StrEnum):
+    """Why a source rests: an unknown error may be mended by a newer version (C2)."""
+
+    UNKNOWN = "unknown"
+    PERMANENT = "permanent"
+    CORRUPT = "corrupt"
+
+
 @dataclass(frozen=True, slots=True)
 class PendingSource:
     """A source that is owed an outcome, as the feeder reads it."""
@@ -212,8 +221,12 @@ class PendingSource:
     epoch: Epoch
     origin_ts: int
     source: JsonObject
-    attempts: int
-    open_turn: TurnId | None
+    failures: int = 0
+    """How often handling it failed."""
+    attempts: int = 0
+    """How often for a reason of its own (C2)."""
+    was_parked: bool = False
+    open_turn: TurnId | None = None
     """The open turn that already holds this source after a crash (D2)."""
 
 

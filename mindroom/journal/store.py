@@ -29,6 +29,7 @@ from mindroom.journal.records import (
     Checkpoint,
     Heard,
     Original,
+    ParkedAs,
     PendingSource,
     RoomMembership,
     StateRow,
@@ -56,6 +57,7 @@ class PendingSummary:
     """How much is owed."""
 
     pending: int
+    parked: int
     oldest_seconds: float
     next_attempt_seconds: float | None
 
@@ -200,6 +202,21 @@ class Journal:
         counted = 0 if retry_class is RetryClass.RETRY else 1
         await tx.execute(SQL["record_failure"], self.principal, list(events), counted, code, delay_seconds)
 
+    async def park(
+        self, tx: Tx, events: Sequence[EventId], *, code: str, parked_as: ParkedAs, version: str
+    ) -> list[EventId]:
+        """No process tries these again by itself (C2); returns those that were still owed and not parked."""
+        rows = await tx.fetch(SQL["park"], self.principal, list(events), version, parked_as.value, code)
+        return [EventId(row["event_id"]) for row in rows]
+
+    async def parked_by(self) -> list[str]:
+        """Versions of the program that parked sources for an unknown error."""
+        return [row["parked_by"] for row in await self.database.fetch(SQL["parked_by"], self.principal)]
+
+    async def retry_parked(self, tx: Tx, versions: Sequence[str], *, attempts: int) -> None:
+        """What these versions parked for an unknown error is owed again, with so many attempts spent."""
+        await tx.execute(SQL["retry_parked"], self.principal, list(versions), attempts)
+
     # ---- reads ------------------------------------------------------------------------------------------------------
     async def pending_page(
         self, after: OrderKey, after_receipt: int, *, held_rooms: Sequence[RoomId], limit: int
@@ -228,7 +245,9 @@ class Journal:
                 epoch=Epoch(r["epoch"]),
                 origin_ts=r["origin_ts"],
                 source=json.loads(r["source"]),
+                failures=r["failures"],
                 attempts=r["attempts"],
+                was_parked=r["was_parked"],
                 open_turn=TurnId(UUID(str(r["open_turn"]))) if r["open_turn"] else None,
             )
             for r in rows
@@ -238,8 +257,8 @@ class Journal:
         """How much is owed and how old it is."""
         row = await self.database.fetchrow(SQL["pending_summary"], self.principal)
         if row is None:
-            return PendingSummary(0, 0.0, None)
-        return PendingSummary(row["pending"], row["oldest_seconds"], row["next_attempt_seconds"])
+            return PendingSummary(0, 0, 0.0, None)
+        return PendingSummary(row["pending"], row["parked"], row["oldest_seconds"], row["next_attempt_seconds"])
 
     async def load_checkpoint(self) -> StoredCheckpoint:
         """The stored token and how far it is believed: loaded is pending until a response is admitted (B1)."""

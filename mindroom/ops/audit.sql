@@ -1,8 +1,9 @@
 -- name: open_turn_without_source
--- D3: an open turn has a pending source.
+-- D3: an open turn has a pending source that is not parked.
 SELECT t.principal, t.turn_id::text AS subject FROM turns t
 WHERE t.state = 'open' AND NOT EXISTS (
-    SELECT 1 FROM turn_sources s JOIN journal_pending p USING (receipt) WHERE s.turn_id = t.turn_id)
+    SELECT 1 FROM turn_sources s JOIN journal_pending p USING (receipt)
+    WHERE s.turn_id = t.turn_id AND s.role = 'source' AND p.parked_at IS NULL)
 
 -- name: source_settled_and_pending
 -- D3: a source is settled or owed, never both.
@@ -13,7 +14,7 @@ SELECT p.principal, p.event_id AS subject FROM journal_pending p JOIN journal_se
 SELECT p.principal, p.event_id AS subject
 FROM delivery_outbox o
 JOIN turns t ON t.turn_id = o.turn_id AND t.generation = o.generation AND t.state = 'closed' AND t.outcome = 'answered'
-JOIN turn_sources s ON s.turn_id = o.turn_id
+JOIN turn_sources s ON s.turn_id = o.turn_id AND s.role = 'source'
 JOIN journal_pending p ON p.receipt = s.receipt
 WHERE o.stage = 'final' AND o.state <> 'retired'
 

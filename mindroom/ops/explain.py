@@ -13,8 +13,8 @@ from mindroom.db.sql import load
 
 SQL = load("mindroom.ops", "explain.sql")
 _CONNECT_TIMEOUT_SECONDS = 10.0
-_OUR_ID = re.compile(r"[0-9a-f][0-9a-f-]{5,35}")
-"""A turn or delivery id, or the beginning of one as it stands in a notice."""
+_OUR_ID = re.compile(r"[0-9a-f][0-9a-f-]{5,35}", re.IGNORECASE)
+"""A turn or delivery id, its beginning, or the reference of a notice, which is its end."""
 
 Row = Mapping[str, object]
 
@@ -54,7 +54,7 @@ class Story:
 
 
 async def explain(dsn: str, subject: str) -> Story:
-    """The story of an event id, a turn or delivery id, or the beginning of one (6 characters at least).
+    """The story of an event id, of a turn or delivery id or its beginning (6 characters at least), or of a reference.
 
     Raises UserError when nothing is known of it, or the schema is not the expected one; DatabaseUnavailable when the
     database cannot be read.
@@ -95,6 +95,11 @@ def _heard(row: Row) -> Sequence[str]:
 
 def _outcome(row: Row) -> str:
     who, outcome = row["principal"], row["outcome"]
+    if row["state"] == "parked":
+        return (
+            f"{who} gave up after {row['attempts']} attempts of which the last ended with {row['last_error']}; "
+            "it is parked, and `mindroom journal retry` has it tried again."
+        )
     if row["state"] == "pending":
         waits = " The room waits for a gap." if row["gap_open"] else ""
         if row["last_error"]:

@@ -10,7 +10,7 @@ FROM principals p JOIN journal_events e ON e.principal = p.principal AND e.event
 ORDER BY p.name
 
 -- name: turns
--- Turns that answer the event, that said it, or whose id begins like this.
+-- Turns that answer the event, that said it, or whose id begins or, as in a reference, ends like this.
 SELECT p.name AS principal, t.turn_id, t.room_id, t.thread_id, t.requester, t.state, t.outcome, t.reason, t.generation,
        t.model, t.input_tokens, t.output_tokens, t.opened_at, t.closed_at,
        extract(epoch FROM t.closed_at - t.opened_at)::float8 AS seconds,
@@ -21,7 +21,8 @@ WHERE t.turn_id IN (
     SELECT s.turn_id FROM principals q JOIN turn_sources s ON s.principal = q.principal AND s.event_id = $1
     UNION SELECT o.turn_id FROM delivery_outbox o WHERE o.acked_event_id = $1
     UNION SELECT o.turn_id FROM delivery_outbox o WHERE $2 AND o.delivery_id::text LIKE $1 || '%'
-    UNION SELECT u.turn_id FROM turns u WHERE $2 AND u.turn_id::text LIKE $1 || '%')
+    UNION SELECT u.turn_id FROM turns u WHERE $2 AND (u.turn_id::text LIKE lower($1) || '%'
+           OR right(replace(u.turn_id::text, '-', ''), 10) = lower($1)))
 ORDER BY t.opened_at, t.turn_id
 
 -- name: deliveries

@@ -24,10 +24,16 @@ class JournalState(StrEnum):
     """The states of a journal event."""
 
     PENDING = "pending"
+    PARKED = "parked"
     SETTLED = "settled"
 
 
-_JOURNAL = {None: "journal", JournalState.PENDING: "journal_pending", JournalState.SETTLED: "journal_settled"}
+_JOURNAL = {
+    None: "journal",
+    JournalState.PENDING: "journal_pending",
+    JournalState.PARKED: "journal_parked",
+    JournalState.SETTLED: "journal_settled",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,15 @@ FROM journal_events WHERE $1::text IS NULL OR principal_name = $1 ORDER BY recei
 -- The newest of the few events still owed an outcome, found without walking all that were ever heard.
 SELECT receipt, principal_name AS principal, event_id, room_id, thread_id, sender, kind, class, state, outcome, turn_id,
        settled_at, attempts, next_attempt_at, last_error, extract(epoch FROM age)::float8 AS age_seconds
-FROM journal_events WHERE receipt IN (SELECT receipt FROM journal_pending) AND ($1::text IS NULL OR principal_name = $1)
+FROM journal_events WHERE receipt IN (SELECT receipt FROM journal_pending WHERE parked_at IS NULL) AND ($1::text IS NULL OR principal_name = $1)
+ORDER BY receipt DESC LIMIT $2
+
+-- name: journal_parked
+-- The newest of those that rest until somebody has them tried again.
+SELECT receipt, principal_name AS principal, event_id, room_id, thread_id, sender, kind, class, state, outcome, turn_id,
+       settled_at, attempts, next_attempt_at, last_error, extract(epoch FROM age)::float8 AS age_seconds
+FROM journal_events WHERE receipt IN (SELECT receipt FROM journal_pending WHERE parked_at IS NOT NULL)
+  AND ($1::text IS NULL OR principal_name = $1)
 ORDER BY receipt DESC LIMIT $2
 
 -- name: journal_settled

@@ -86,7 +86,8 @@ class ResponseRunner:
         if intent.turn is not None:
             turn = await self.transitions.turns.require(intent.turn)
             if not turn.is_open:
-                raise TransactionRefused("resume", "the turn has ended")
+                raise TransactionRefused("resume_turn", "the turn has ended")
+            await self.transitions.resume(turn)
             return turn
         turn = TurnRecord(
             turn_id=new_turn_id(int(self.clock.now().timestamp() * 1000), self.draw_bytes(10)),
@@ -97,6 +98,7 @@ class ResponseRunner:
             reason=intent.reason,
             generation=1,
             model=self.responder.model,
+            fence=self.transitions.lease.fence,
             opened_at=None,
             sources=tuple(TurnSource(s.event_id, s.receipt, s.order_key) for s in intent.sources),
         )

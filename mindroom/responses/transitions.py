@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from mindroom.core.content import JsonObject
-from mindroom.core.errors import TransactionRefused
+from mindroom.core.errors import CorruptState, TransactionRefused
 from mindroom.core.ids import EventId, TurnId, UserId
 from mindroom.core.ports import WirePayload
 from mindroom.core.values import Conversation, Stage
@@ -31,6 +31,10 @@ from mindroom.turnstore.store import TurnStore
 
 PLACEHOLDER_DELAY_SECONDS = 0.3
 """An answer that is ready sooner shows no placeholder (behaviour.md)."""
+
+
+MAX_RESUMES = 8
+"""So often a turn is taken up after a crash without getting on; then its sources are parked (D4)."""
 
 
 def new_turn_id(time_ms: int, random_bits: bytes) -> TurnId:
@@ -80,6 +84,17 @@ class TurnTransitions:
             tx.after_commit(lambda: self.worker.offer(new, delay_seconds=PLACEHOLDER_DELAY_SECONDS))
 
         await self.lease.run("open_turn", body)
+
+    async def resume(self, turn: TurnRecord) -> None:
+        """Take up a turn of an earlier fence. Raises CorruptState after too many crashes (D4)."""
+        if turn.fence == self.lease.fence:
+            return
+
+        async def body(tx: Tx) -> int:
+            return await self.turns.resume(tx, turn, fence=self.lease.fence, after_crash=self.lease.after_crash)
+
+        if await self.lease.run("resume_turn", body) > MAX_RESUMES:
+            raise CorruptState(f"turn {turn.turn_id} was found open after {MAX_RESUMES} crashes")
 
     async def hand_off(
         self, turn: TurnRecord, answer: Answer, *, wire: WirePayload | None, edits: EventId | None

@@ -37,6 +37,7 @@ from mindroom.turns.ignores import IgnoredSources
 from mindroom.turns.ingress import PreparedIngress
 from mindroom.turns.intents import IntentBuilder
 from mindroom.turns.normalizer import InboundTurnNormalizer
+from mindroom.turns.parking import Parking, parked_as
 from mindroom.turns.policy import TurnPolicy
 from mindroom.turns.resolver import ConversationResolver
 from mindroom.turns.running import RunningTurns
@@ -76,6 +77,7 @@ class TurnController:
         runner: ResponseRunner,
         ignored: IgnoredSources,
         running: RunningTurns,
+        parking: Parking,
         thread_mode: ThreadMode,
         clock: Clock,
         metrics: Metrics,
@@ -91,13 +93,13 @@ class TurnController:
         self._runner = runner
         self._ignored = ignored
         self._running = running
+        self._parking = parking
         self._thread_mode = thread_mode
         self._clock = clock
         self._metrics = metrics
         self._returned = returned
         self._conversations: dict[Conversation, _Conversation] = {}
         self._slots = asyncio.Semaphore(MAX_RUNNING_TURNS)
-        self._failures: dict[Receipt, int] = {}
         self._rng = random.Random()
         self._tasks: asyncio.TaskGroup | None = None
         self._refusing = False
@@ -197,8 +199,7 @@ class TurnController:
             raise
         except TransactionRefused as refused:
             log.info("turn_refused", reason=refused.reason)
-            again = self._count_failure(sources) > 1
-            self._hand_back(sources, delay_seconds=self._delay(sources) if again else 0.0)
+            await self._defer(sources, code=refused.code, retry_class=RetryClass.RETRY, at_once=True)
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if scope.cause is None or (current is not None and current.cancelling()):
@@ -213,9 +214,7 @@ class TurnController:
             log.error("turn_failed", error=blame(error))
             await self._give_back(sources, error)
         else:
-            for source in sources:
-                self._failures.pop(source.receipt, None)
-                self._returned(source.receipt, source.order_key, None)
+            self._hand_back(sources, delay_seconds=None)
 
     async def _execute(self, batch: Batch, scope: CancelScope) -> None:
         anchor = batch.anchor.ingress
@@ -226,13 +225,25 @@ class TurnController:
 
     # ---- giving back ---------------------------------------------------------------------------------------------
     async def _give_back(self, sources: _Sources, error: Exception) -> None:
-        """Back-off on the rows; a dependency error does not count as an attempt (C2)."""
-        known = isinstance(error, MindRoomError)
+        """Back-off on the rows, or rest: only an error of the source's own counts as an attempt (C2)."""
         retry_class = error.retry_class if isinstance(error, MindRoomError) else RetryClass.PERMANENT
         code = error.code if isinstance(error, MindRoomError) else type(error).__name__
-        failures = self._count_failure(sources)
-        delay = self._delay(sources)
-        log.warning("sources_deferred", code=code, known=known, delay_seconds=round(delay, 1), failures=failures)
+        rest = parked_as(error, attempts=max(source.attempts for source in sources))
+        if rest is None:
+            await self._defer(sources, code=code, retry_class=retry_class)
+            return
+        try:
+            await self._parking.park([source.event_id for source in sources], code=code, parked_as=rest)
+        except DependencyError:
+            self._hand_back(sources, delay_seconds=self._delay(sources))
+        else:
+            self._hand_back(sources, delay_seconds=None)
+
+    async def _defer(self, sources: _Sources, *, code: str, retry_class: RetryClass, at_once: bool = False) -> None:
+        """Try again later; `at_once` for what may be right again already, unless it failed before."""
+        is_first = max(source.failures for source in sources) == 0
+        delay = 0.0 if at_once and is_first else self._delay(sources)
+        log.warning("sources_deferred", code=code, delay_seconds=round(delay, 1))
 
         async def body(tx: Tx) -> None:
             await self._journal.record_failure(
@@ -241,22 +252,15 @@ class TurnController:
 
         try:
             await self._lease.run("record_failure", body)
-        except FenceLost:
-            raise
         except DependencyError:
             log.warning("failure_not_recorded")
         self._hand_back(sources, delay_seconds=delay)
 
-    def _count_failure(self, sources: _Sources) -> int:
-        failures = 1 + max(self._failures.get(source.receipt, 0) for source in sources)
-        for source in sources:
-            self._failures[source.receipt] = failures
-        return failures
-
     def _delay(self, sources: _Sources) -> float:
-        failures = max(self._failures.get(source.receipt, 1) for source in sources)
+        failures = 1 + max(source.failures for source in sources)
         return backoff_seconds(failures, first=FIRST_RETRY_SECONDS, cap=RETRY_CAP_SECONDS, rng=self._rng)
 
-    def _hand_back(self, sources: _Sources, *, delay_seconds: float) -> None:
+    def _hand_back(self, sources: _Sources, *, delay_seconds: float | None) -> None:
+        """The feeder may read them again after so many seconds; None: they are not owed any more."""
         for source in sources:
             self._returned(source.receipt, source.order_key, delay_seconds)

@@ -32,5 +32,7 @@ class PreparedIngress:
     addressed: Addressed
     replied_to: EventId | None
     """The event this is a genuine reply to, thread fallback excluded."""
-    open_turn: TurnId | None
+    failures: int = 0
+    attempts: int = 0
+    open_turn: TurnId | None = None
     """The turn that held this source before a crash (D2)."""

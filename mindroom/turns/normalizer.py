@@ -6,7 +6,7 @@ and never decides who answers.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from mindroom.config import ThreadMode
 from mindroom.core.content import (
@@ -17,43 +17,16 @@ from mindroom.core.content import (
     relation,
     replied_event,
 )
-from mindroom.core.ids import Epoch, EventId, Receipt, RoomId, TurnId, UserId
+from mindroom.core.ids import UserId
 from mindroom.core.mentions import addressed
-from mindroom.core.values import Action, EventClass, EventKind, OrderKey, Reason, Verdict
+from mindroom.core.values import Action, EventKind, Reason, Verdict
+from mindroom.journal.records import PendingSource
 from mindroom.turns.ingress import PreparedIngress
 from mindroom.turns.threads import RepliedMessage, conversation_of
 
 _SPOKEN: Final = frozenset({"m.text", "m.emote"})
 """Message types whose body is what the sender says."""
 _MEDIA: Final = frozenset({"m.image", "m.file", "m.audio", "m.video"})
-
-
-class PendingSource(Protocol):
-    """What the normalizer needs of a source as the journal hands it out."""
-
-    @property
-    def receipt(self) -> Receipt: ...
-    @property
-    def order_key(self) -> OrderKey: ...
-    @property
-    def event_id(self) -> EventId: ...
-    @property
-    def epoch(self) -> Epoch: ...
-    @property
-    def room(self) -> RoomId: ...
-    @property
-    def sender(self) -> UserId: ...
-    @property
-    def event_class(self) -> EventClass: ...
-    @property
-    def origin_ts(self) -> int: ...
-    @property
-    def source(self) -> JsonObject:
-        """The raw event."""
-        ...
-
-    @property
-    def open_turn(self) -> TurnId | None: ...
 
 
 def strip_reply_fallback(body: str) -> str:
@@ -139,5 +112,7 @@ class InboundTurnNormalizer:
             text=text,
             addressed=addressed(content, text=text, hosted=self.hosted, replied_to=replied.sender if replied else None),
             replied_to=replied_to,
+            failures=source.failures,
+            attempts=source.attempts,
             open_turn=source.open_turn,
         )

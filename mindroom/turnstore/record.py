@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from mindroom.core.ids import Epoch, EventId, Receipt, TurnId, UserId
+from mindroom.core.ids import Epoch, EventId, Fence, Receipt, TurnId, UserId
 from mindroom.core.values import Conversation, MessageTarget, OrderKey, Reason
 
 
@@ -28,6 +28,8 @@ class TurnRecord:
     reason: Reason
     generation: int
     model: str
+    fence: Fence
+    """Of whoever opened it or took it up last."""
     opened_at: datetime | None
     sources: tuple[TurnSource, ...]
 

@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from mindroom.core.errors import CorruptState
-from mindroom.core.ids import Epoch, EventId, PrincipalId, Receipt, RoomId, TurnId, UserId
+from mindroom.core.ids import Epoch, EventId, Fence, PrincipalId, Receipt, RoomId, TurnId, UserId
 from mindroom.core.text import storable
 from mindroom.core.values import Conversation, MessageTarget, OrderKey, Reason
 from mindroom.db.engine import Database, Tx
@@ -58,6 +58,7 @@ class TurnStore:
             [s.order_key.base for s in sources],
             [s.order_key.page for s in sources],
             [s.order_key.index for s in sources],
+            turn.fence,
         )
 
     async def append_step(self, tx: Tx, turn: TurnRecord, step: StepRecord) -> None:
@@ -110,6 +111,15 @@ class TurnStore:
         """End turns that have no source left."""
         await tx.execute(SQL["end_turns"], self.principal, list(turns), outcome)
 
+    async def release_parked(self, tx: Tx, events: Sequence[EventId]) -> None:
+        """The turns of these parked sources give them up, so that a retry may open another turn (C2)."""
+        await tx.execute(SQL["release_parked"], self.principal, list(events))
+
+    async def resume(self, tx: Tx, turn: TurnRecord, *, fence: Fence, after_crash: bool) -> int:
+        """This fence takes up an open turn; returns how often that followed a crash (D4), 0 when it has it already."""
+        row = await tx.fetchrow(SQL["resume_turn"], self.principal, turn.turn_id, fence, int(after_crash))
+        return int(row["resumes"]) if row else 0
+
     async def drop_sources(self, tx: Tx, turns: Sequence[TurnId], events: Sequence[EventId]) -> None:
         """These turns go on without these events."""
         await tx.execute(SQL["drop_sources"], self.principal, list(turns), list(events))
@@ -130,6 +140,7 @@ class TurnStore:
             reason=Reason(first["reason"]),
             generation=first["generation"],
             model=first["model"],
+            fence=Fence(first["fence"]),
             opened_at=first["opened_at"],
             sources=tuple(
                 TurnSource(EventId(r["event_id"]), Receipt(r["receipt"]), OrderKey(r["base"], r["page"], r["idx"]))

@@ -2,8 +2,8 @@
 -- A turn and its sources; a source that another turn holds refuses the whole (D2).
 WITH opened AS (
     INSERT INTO turns (turn_id, principal, room_id, thread_id, reply_to, requester, epoch, kind, reason,
-                       config_generation, model)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, 'message', $8, $9, $10)
+                       config_generation, model, fence)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, 'message', $8, $9, $10, $16)
     RETURNING turn_id
 )
 INSERT INTO turn_sources (turn_id, ordinal, principal, event_id, receipt, base, page, idx)
@@ -34,7 +34,7 @@ SELECT t.turn_id, t.generation, bool_and(q.receipt IS NULL) AS is_bare
 FROM turns t
 JOIN turn_sources mine ON mine.turn_id = t.turn_id AND mine.principal = $1 AND mine.event_id = ANY($2::text[])
 JOIN turn_sources s ON s.turn_id = t.turn_id
-LEFT JOIN journal_pending q ON q.receipt = s.receipt
+LEFT JOIN journal_pending q ON q.receipt = s.receipt AND q.parked_at IS NULL
 WHERE t.principal = $1 AND t.state = 'open'
 GROUP BY t.turn_id, t.generation
 
@@ -42,6 +42,15 @@ GROUP BY t.turn_id, t.generation
 -- Ends open turns that have no source left.
 UPDATE turns SET state = 'closed', outcome = $3, closed_at = mindroom_now()
 WHERE principal = $1 AND turn_id = ANY($2::uuid[]) AND state = 'open'
+
+-- name: release_parked
+-- What a turn gave up may be the source of another one (C2).
+UPDATE turn_sources SET role = 'parked' WHERE principal = $1 AND event_id = ANY($2::text[]) AND role = 'source'
+
+-- name: resume_turn
+-- A fence takes up an open turn of an earlier one; counted when that one crashed (D4).
+UPDATE turns SET fence = $3, resumes = resumes + $4::int
+WHERE principal = $1 AND turn_id = $2 AND fence < $3 AND state = 'open' RETURNING resumes
 
 -- name: drop_sources
 -- A turn goes on without some of its sources.
@@ -52,7 +61,7 @@ WHERE t.turn_id = s.turn_id AND t.state = 'open' AND s.principal = $1
 -- name: load_turn
 -- A turn with its sources, in order.
 SELECT t.turn_id, t.room_id, t.thread_id, t.reply_to, t.requester, t.epoch, t.state, t.outcome, t.reason, t.generation,
-       t.model, t.opened_at, s.event_id, s.receipt, s.base, s.page, s.idx
+       t.model, t.fence, t.opened_at, s.event_id, s.receipt, s.base, s.page, s.idx
 FROM turns t JOIN turn_sources s USING (turn_id)
 WHERE t.principal = $1 AND t.turn_id = $2 ORDER BY s.ordinal
 

@@ -1,14 +1,16 @@
 """`mindroom explain` over what a served principal left in the ledgers, and the audit of the same (K4)."""
 
 import json
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
 from mindroom.core.errors import UserError
+from mindroom.core.ids import TurnId
 from mindroom.core.values import Reason
 from mindroom.ops.audit import audit
 from mindroom.ops.explain import SILENCES, explain
+from mindroom.responses.answer import reference
 from tests.support.events import ALICE, STRANGER, message, redaction
 from tests.support.spine import open_spine
 
@@ -32,7 +34,7 @@ async def test_an_answer_is_told_from_its_source_its_turn_and_its_event(database
         told = " ".join(of_source.sentences)
         for part in ("heard it as it came", ALICE, "settled it as answered", turn, f"stands in the room as {answer}"):
             assert part in told
-        for subject in (answer, turn, turn[:13]):
+        for subject in (answer, turn, turn[:13], reference(TurnId(UUID(turn)))):
             assert turn in " ".join((await explain(database_dsn, subject)).sentences)
         assert SECRET not in json.dumps([of_source.heard, of_source.turns, of_source.deliveries], default=str)
         assert [broken.rule for broken in await audit(database_dsn)] == ["clock_was_moved"]

@@ -39,6 +39,8 @@ class FederatedHistory:
     held: dict[str, asyncio.Event] = field(default_factory=dict)
 
     async def messages_back(self, room: RoomId, *, start: SyncToken, stop: SyncToken | None, limit: int) -> HistoryPage:
+        if stop is None and start.startswith("s"):
+            return HistoryPage((), None)  # read for a prompt, from a token of sync (A12)
         self.asked.append((room, start, stop))
         if room in self.held:
             await self.held[room].wait()

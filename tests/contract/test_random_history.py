@@ -41,7 +41,7 @@ class RandomHistory(RuleBasedStateMachine):
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.stack = AsyncExitStack()
-        self.server = RoomServer()
+        self.server = RoomServer(lambda: int(self.spine.clock.now().timestamp() * 1000))
         self.written: list[Event] = []
         """What the person wrote, edits included."""
         self.secrets: dict[str, str] = {}
@@ -59,10 +59,10 @@ class RandomHistory(RuleBasedStateMachine):
     @initialize(limit=st.integers(2, 6))
     def begin(self, limit: int) -> None:
         self.server.limit = limit
+        self.spine: Spine = self.run(self._open())
         for made in FURNITURE:
             self.server.timeline.append({**made, "unsigned": {}, "origin_server_ts": 1})
         self.server.write(member("$in0", ME, "join", before="invite"))
-        self.spine: Spine = self.run(self._open())
         self._start()
 
     async def _open(self) -> Spine:

@@ -53,9 +53,9 @@ FILL = [
               CASE WHEN n % 2 = 0 THEN '' ELSE '$e' || n - n % 100 END, '@u' || n % 50, 1, n, n, 0, 0,
               '{"body": "x"}', n, '$e' || n
        FROM generate_series(1, 20000) n""",
-    """INSERT INTO turns (turn_id, principal, room_id, thread_id, reply_to, requester, epoch, kind, state, outcome,
-                          closed_at, reason, config_generation, model)
-       SELECT lpad(to_hex(n), 32, '0')::uuid, 1, '!r' || n % 20, '$e' || n, '', '@u', 1, 'message', 'closed',
+    """INSERT INTO turns (turn_id, principal, room_id, thread_id, reply_to, requester, epoch, fence, kind, state,
+                          outcome, closed_at, reason, config_generation, model)
+       SELECT lpad(to_hex(n), 32, '0')::uuid, 1, '!r' || n % 20, '$e' || n, '', '@u', 1, 1, 'message', 'closed',
               'answered', mindroom_now(), 'mention', 'c', 'm'
        FROM generate_series(1, 10000) n""",
     """INSERT INTO turn_sources (turn_id, ordinal, principal, event_id, receipt, base, page, idx)

@@ -24,9 +24,9 @@ INSERT INTO journal_receipts (receipt, principal, epoch, origin_ts, base, page, 
     SELECT n, 1, 2, 0, n, 0, 0, '$' || n, '!r', '', '@bob:x', 'message', 'live' FROM generate_series(1, 2) n;
 INSERT INTO journal_pending (receipt, principal, epoch, origin_ts, base, page, idx, event_id, room_id, thread_id,
     sender, kind, class, source) VALUES (2, 1, 2, 0, 2, 0, 0, '$2', '!r', '', '@bob:x', 'message', 'live', '{{}}');
-INSERT INTO turns (turn_id, principal, room_id, thread_id, reply_to, requester, epoch, kind, state, outcome, reason,
-    config_generation, model, closed_at) VALUES
-    ('{TURN}', 1, '!r', '$1', '$1', '@bob:x', 2, 'message', 'closed', 'answered', 'sole', 'c', 'm', mindroom_now());
+INSERT INTO turns (turn_id, principal, room_id, thread_id, reply_to, requester, epoch, fence, kind, state, outcome,
+    reason, config_generation, model, closed_at) VALUES
+    ('{TURN}', 1, '!r', '$1', '$1', '@bob:x', 2, 1, 'message', 'closed', 'answered', 'sole', 'c', 'm', mindroom_now());
 INSERT INTO turn_sources (turn_id, ordinal, principal, event_id, receipt, base, page, idx)
     VALUES ('{TURN}', 1, 1, '$1', 1, 1, 0, 0);
 INSERT INTO journal_settlements (receipt, outcome, turn_id) VALUES (1, 'answered', '{TURN}');

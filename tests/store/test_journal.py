@@ -161,7 +161,7 @@ async def test_naming_a_source_twice_or_one_settled_otherwise_changes_nothing(le
 async def test_a_source_that_was_redacted_before_it_came_is_settled(ledgers: Ledgers) -> None:
     """A4."""
     async with ledgers.lease.transaction("admit") as tx:
-        await ledgers.projection.apply(tx, [Redaction(ROOM, EventId("$a"))], heard={}, receipts={})
+        await ledgers.projection.apply(tx, [Redaction(ROOM, EventId("$a"))], keys={})
     await ledgers.hear(source("$a"), source("$b", room=OTHER_ROOM))
     assert await ledgers.outcome("$a") == ("settled", "redacted")
     assert await ledgers.pending() == ["$b"]
@@ -200,7 +200,7 @@ async def test_locking_tells_which_sources_are_still_owed(ledgers: Ledgers) -> N
 async def test_a_tombstone_stands_in_the_room_of_its_event_only(ledgers: Ledgers) -> None:
     """A4."""
     async with ledgers.lease.transaction("admit") as tx:
-        await ledgers.projection.apply(tx, [Redaction(ROOM, EventId("$a"))], heard={}, receipts={})
+        await ledgers.projection.apply(tx, [Redaction(ROOM, EventId("$a"))], keys={})
         tombstones = "SELECT event_id FROM redaction_tombstones WHERE room_id = $1"
         assert {row["event_id"] for row in await tx.fetch(tombstones, ROOM)} == {"$a"}
         assert await tx.fetch(tombstones, OTHER_ROOM) == []

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from mindroom.core.ids import Epoch, EventId, TurnId
+from mindroom.core.ids import Epoch, EventId, Fence, TurnId
 from mindroom.core.values import Membership, MessageTarget, OrderKey, Reason, Stage
 from mindroom.outbox.records import (
     DeliveryState,
@@ -76,7 +76,7 @@ async def test_ended_turns_drop_unclaimed_placeholders_and_tell_the_others(ledge
         receipt = receipt_of(admitted, f"${turn.int}")
         held = (TurnSource(EventId(f"${turn.int}"), receipt, OrderKey(receipt)),)
         target = MessageTarget(ROOM, None, None)
-        record = TurnRecord(turn, target, ALICE, Epoch(1), True, Reason.DM, 1, "offline", None, held)
+        record = TurnRecord(turn, target, ALICE, Epoch(1), True, Reason.DM, 1, "offline", Fence(1), None, held)
         async with ledgers.lease.transaction("open_turn") as tx:
             await ledgers.turns.open(tx, record, config_generation="c1")
     unclaimed, claimed, visible, other = (replace(new(t.int, Stage.INITIAL), turn=t) for t in turns)

@@ -6,7 +6,7 @@ from uuid import UUID
 import pytest
 
 from mindroom.core.errors import RetryClass
-from mindroom.core.ids import Epoch, EventId, TurnId
+from mindroom.core.ids import Epoch, EventId, Fence, TurnId
 from mindroom.core.values import GAP_PAGE_TOP, EventClass, MessageTarget, OrderKey, Reason
 from mindroom.journal.records import Heard
 from mindroom.turnstore.record import TurnRecord, TurnSource
@@ -144,6 +144,7 @@ async def test_a_source_knows_the_turn_that_holds_it(ledgers: Ledgers) -> None:
         reason=Reason.MENTION,
         generation=1,
         model="m",
+        fence=Fence(1),
         opened_at=None,
         sources=(TurnSource(EventId("$a"), receipt, OrderKey(receipt)),),
     )

@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from mindroom.core.errors import CorruptState
-from mindroom.core.ids import Epoch, EventId, PrincipalName, Receipt, TurnId
+from mindroom.core.ids import Epoch, EventId, Fence, PrincipalName, Receipt, TurnId
 from mindroom.core.values import Conversation, MessageTarget, OrderKey, Reason
 from mindroom.turnstore.record import StepRecord, TurnRecord, TurnSource
 from mindroom.turnstore.store import LosingTurn, TurnStore
@@ -34,6 +34,7 @@ def turn_of(number: int, *receipts: tuple[str, Receipt], thread: EventId | None 
         reason=Reason.MENTION,
         generation=1,
         model="offline",
+        fence=Fence(1),
         opened_at=None,
         sources=tuple(TurnSource(EventId(event), receipt, OrderKey(receipt)) for event, receipt in receipts),
     )

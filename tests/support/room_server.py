@@ -5,6 +5,7 @@ It keeps the whole timeline, so the truth can be computed from it afterwards wit
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,7 @@ FURNITURE: list[Event] = [
 class RoomServer:
     """SyncPort, HistoryPort, MembershipPort and RoomReader and DeliveryGateway of one account in one room."""
 
+    now_ms: Callable[[], int]
     limit: int = 5
     """A sync response holds at most so many events; more are a gap."""
     device_id: DeviceId = DEVICE
@@ -40,7 +42,7 @@ class RoomServer:
     # ---- the room ---------------------------------------------------------------------------------------------------
     def write(self, made: Event, *, later_ms: int = 0) -> Event:
         """An event enters the room, its clock that much ahead; a redaction strips its target at once."""
-        made["origin_server_ts"] = 1_000_000 + len(self.timeline) + later_ms
+        made["origin_server_ts"] = self.now_ms() + len(self.timeline) + later_ms
         made.setdefault("unsigned", {})["membership"] = "join" if self.is_member or _is_ours(made) else "leave"
         self.timeline.append(made)
         if made["type"] == "m.room.redaction":

@@ -374,6 +374,7 @@ class Spine:
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     server: Any = None
     """Stands for sync, history, membership and gateway when it is set (tests.support.room_server)."""
+    version: str = "1.0.0"
     lease: Lease | None = None
     task: asyncio.Task[None] | None = None
     _tokens: int = 0
@@ -400,6 +401,7 @@ class Spine:
         needs = BotNeeds(
             config=self.config,
             config_generation="test",
+            version=self.version,
             model=self.model,
             new_seams=self._seams,
             clock=self.clock,
@@ -509,11 +511,11 @@ class Spine:
         return [broken for broken in found if broken.rule != "clock_was_moved"]
 
     def finals(self, room: str = ROOM) -> list[list[str]]:
-        """The sources of each FINAL in the room."""
+        """The sources of each FINAL in the room that names any."""
         return [
             wire.content[DELIVERY_KEY]["sources"]
             for _, wire in self.gateway.visible(room)
-            if wire.txn_id.startswith("final.") and DELIVERY_KEY in wire.content
+            if wire.txn_id.startswith("final.") and "sources" in wire.content.get(DELIVERY_KEY, {})
         ]
 
 

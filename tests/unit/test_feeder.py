@@ -44,7 +44,7 @@ class Stored:
 
     async def pending_summary(self) -> PendingSummary:
         waits = [due - self.clock.boottime() for due in self.due_at.values() if due > self.clock.boottime()]
-        return PendingSummary(len(self.rows), 0.0, min(waits, default=None))
+        return PendingSummary(len(self.rows), 0, 0.0, min(waits, default=None))
 
 
 class Fed:

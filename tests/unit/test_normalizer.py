@@ -1,6 +1,5 @@
 """Raw events become prompts or ignoring verdicts, and get their conversation (rule 8, R21-R24, R41)."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ from hypothesis import strategies as st
 
 from mindroom.config import ThreadMode
 from mindroom.core.content import relates_to
-from mindroom.core.ids import Epoch, EventId, Receipt, RoomId, TurnId, UserId
+from mindroom.core.ids import Epoch, EventId, Receipt, RoomId, UserId
 from mindroom.core.mentions import Addressed
 from mindroom.core.values import (
     Action,
@@ -21,6 +20,7 @@ from mindroom.core.values import (
     Reason,
     Verdict,
 )
+from mindroom.journal.records import PendingSource
 from mindroom.turns.ingress import PreparedIngress
 from mindroom.turns.normalizer import InboundTurnNormalizer, strip_reply_fallback
 from mindroom.turns.threads import RepliedMessage, answer_target, conversation_of
@@ -34,18 +34,20 @@ RECEIPT, KEY, EPOCH = Receipt(7), OrderKey(7), Epoch(1)
 NORMALIZER = InboundTurnNormalizer({"helper": HELPER})
 
 
-@dataclass(frozen=True)
-class Source:
-    source: dict[str, Any]
-    receipt: Receipt = RECEIPT
-    order_key: OrderKey = KEY
-    event_id: EventId = SELF
-    epoch: Epoch = EPOCH
-    room: RoomId = ROOM
-    sender: UserId = ALICE
-    event_class: EventClass = EventClass.RECOVERED
-    origin_ts: int = 1_700_000_000_000
-    open_turn: TurnId | None = None
+def source_of(event: dict[str, Any]) -> PendingSource:
+    return PendingSource(
+        receipt=RECEIPT,
+        order_key=KEY,
+        event_id=SELF,
+        room=ROOM,
+        thread=EventId(""),
+        sender=ALICE,
+        kind=EventKind.MESSAGE,
+        event_class=EventClass.RECOVERED,
+        epoch=EPOCH,
+        origin_ts=1_700_000_000_000,
+        source=event,
+    )
 
 
 def prepare(
@@ -57,7 +59,7 @@ def prepare(
     extra: dict[str, Any] | None = None,
 ) -> PreparedIngress | Verdict:
     event = {"type": event_type, "content": content, **(extra or {})}
-    return NORMALIZER.prepare(Source(event), mode=mode, replied=replied)
+    return NORMALIZER.prepare(source_of(event), mode=mode, replied=replied)
 
 
 def prompt(content: object, **options: Any) -> PreparedIngress:
