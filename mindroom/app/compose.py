@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import asyncpg
 import structlog
 
 from mindroom import __version__
@@ -26,10 +25,11 @@ from mindroom.core import faults
 from mindroom.core.clock import Clock, SystemClock
 from mindroom.core.metrics import Metrics
 from mindroom.core.seams import Seams
+from mindroom.db.address import open_session
 from mindroom.db.engine import Database, connect, database_errors
 from mindroom.db.folder import DataFolder
 from mindroom.db.instance import Instance, init_instance
-from mindroom.db.lease import LeaseKeeper, LeaseTimes, end_process, register_process
+from mindroom.db.lease import LeaseKeeper, LeaseTimes, register_process
 from mindroom.db.principals import PrincipalStore
 from mindroom.db.schema import EXPECTED_REVISION
 from mindroom.matrix.sync import TIMELINE_LIMIT
@@ -76,17 +76,28 @@ class Runtime:
         async with AsyncExitStack() as stack:
             dsn = await stack.enter_async_context(owned(find_database(self.folder), progress=self.progress))
             instance = await self._init_instance(dsn)
-            database = await connect(dsn, metrics=self.metrics, lease_ttl_seconds=self.times.ttl_seconds)
+            database = await self._connect(dsn, pool_size=8)
             stack.push_async_callback(database.close)
-            beats = await connect(dsn, metrics=self.metrics, pool_size=1, lease_ttl_seconds=self.times.ttl_seconds)
+            beats = await self._connect(dsn, pool_size=1, command_seconds=self.times.renewal_seconds)
             stack.push_async_callback(beats.close)
             models = ConfiguredModels(_model_settings(self.config))
             stack.push_async_callback(models.close)
             await self._serve(stop, ready, database=database, beats=beats, instance=instance, models=models)
 
+    async def _connect(self, dsn: str, *, pool_size: int, command_seconds: float = 60.0) -> Database:
+        return await connect(
+            dsn,
+            metrics=self.metrics,
+            pool_size=pool_size,
+            lease_ttl_seconds=self.times.ttl_seconds,
+            acquire_seconds=min(10.0, command_seconds),
+            command_seconds=command_seconds,
+            clock=self.clock,
+        )
+
     async def _init_instance(self, dsn: str) -> Instance:
         async with database_errors():
-            connection = await asyncpg.connect(dsn)
+            connection = await open_session(dsn)
         try:
             return await init_instance(
                 connection, key_path=self.folder.key_file, instance_path=self.folder.path / "instance.id"
@@ -144,7 +155,6 @@ class Runtime:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
             await server.stop()
-            await end_process(database, process)
 
     def _new_seams(self) -> Seams:
         """Seams of one principal with the listeners every run has; retry stands outermost."""

@@ -118,15 +118,14 @@ def _adopt(arguments: argparse.Namespace) -> int:
 
 
 async def _adopted(data: Path) -> str:
-    import asyncpg
-
     from mindroom.app.database import find_database, owned
+    from mindroom.db.address import open_session
     from mindroom.db.folder import DataFolder
     from mindroom.db.instance import Arrival, adopt
 
     folder = DataFolder(data)
     async with owned(find_database(folder), progress=say_progress) as dsn:
-        connection = await asyncpg.connect(dsn, statement_cache_size=0)
+        connection = await open_session(dsn)
         try:
             instance = await adopt(connection, key_path=folder.key_file, instance_path=folder.path / "instance.id")
         finally:

@@ -5,7 +5,7 @@ Doubt pauses effects; only a changed fence steps down.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -41,6 +41,18 @@ class LeaseTimes:
         return self.ttl_seconds / 5
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Who holds a lease, as last read."""
+
+    owner: ProcessId | None
+    fence: Fence
+    is_free: bool
+    """Anyone may take it: nobody holds it, it has expired, or it is this process's own."""
+    age_seconds: float | None
+    """Since the last renewal; None when nobody holds it."""
+
+
 @dataclass(eq=False)
 class Lease:
     """The right to act for one principal under one fence, and the mutex of its write transactions (A5)."""
@@ -50,6 +62,7 @@ class Lease:
     fence: Fence
     after_crash: bool
     """True when the holder before did not resign (D4)."""
+    timeline: str
     database: Database
     clock: Clock
     trusted_until: float
@@ -63,6 +76,8 @@ class Lease:
         async with self._mutex:
             try:
                 async with self.database.transaction(name, guard=(self.principal, self.fence)) as tx:
+                    if tx.timeline != self.timeline:
+                        raise FenceLost(f"principal {self.principal}: the server was replaced; its rows are read again")
                     yield tx
             except FenceLost:
                 self.end()
@@ -107,24 +122,33 @@ class LeaseKeeper:
         """Take the lease when it is free, expired or owned by this process; None while another process holds it."""
         started = self._clock.boottime()
 
-        async def once() -> tuple[Fence, bool] | None:
+        async def once() -> Lease | None:
             async with self._database.transaction("lease.take") as tx:
                 await tx.fetchrow(SQL["lock_fence"], principal)
                 await tx.fetchrow(SQL["lock_beat"], principal)
                 row = await tx.fetchrow(SQL["take"], principal, self._process, self.times.ttl_seconds)
-                return (Fence(row["fence"]), not row["resigned"]) if row else None
+                if row is None:
+                    return None
+                return Lease(
+                    principal,
+                    name,
+                    Fence(row["fence"]),
+                    after_crash=not row["resigned"],
+                    timeline=tx.timeline,
+                    database=self._database,
+                    clock=self._clock,
+                    trusted_until=self._deadline(started),
+                )
 
-        taken = await self._database.rerun("lease.take", once)
-        if taken is None:
+        lease = await self._database.rerun("lease.take", once)
+        if lease is None:
             return None
-        fence, after_crash = taken
         if (former := self._leases.get(principal)) is not None:
             former.end()
             former.lost.set()
-        lease = Lease(principal, name, fence, after_crash, self._database, self._clock, self._deadline(started))
         self._leases[principal] = lease
         self._database.metrics.lease_held.labels(name).set(1)
-        log.info("lease_taken", principal=name, fence=fence)
+        log.info("lease_taken", principal=name, fence=lease.fence)
         return lease
 
     async def resign(self, lease: Lease) -> None:
@@ -139,14 +163,39 @@ class LeaseKeeper:
         except DependencyError:
             log.warning("lease_not_resigned", principal=lease.name)
 
+    async def standings(self, principals: Sequence[PrincipalId]) -> tuple[dict[PrincipalId, Standing], int]:
+        """How these leases stand, and how many processes live (this one is one). Raises DatabaseUnavailable."""
+        rows = await self._database.fetch(SQL["standing"], self._process, principals, self.times.ttl_seconds)
+        found = {
+            PrincipalId(row["principal"]): Standing(
+                None if row["owner"] is None else ProcessId(row["owner"]),
+                Fence(row["fence"]),
+                row["is_free"],
+                row["age_seconds"],
+            )
+            for row in rows
+        }
+        return found, max((row["live"] for row in rows), default=1)
+
+    async def leave(self) -> None:
+        """Note that this process ends, so that the others need not leave room for it."""
+        try:
+            async with self._database.transaction("end_process") as tx:
+                await tx.execute(SQL["end_process"], self._process)
+        except DependencyError:
+            log.warning("end_not_noted", process=self._process)
+
     async def beat(self) -> None:
         """Renew for ever. A principal that is no longer ours is marked lost."""
+        pause_seconds = self.times.renewal_seconds
         while True:
-            await self._clock.sleep(self.times.renewal_seconds)
+            await self._clock.sleep(pause_seconds)
+            pause_seconds = self.times.renewal_seconds
             try:
                 await self._renew()
             except DependencyError as error:
                 log.warning("lease_renewal_failed", code=error.code)
+                pause_seconds /= 5  # some of the lease's time is spent already
 
     async def _renew(self) -> None:
         started = self._clock.boottime()
@@ -174,19 +223,13 @@ class LeaseKeeper:
 async def register_process(
     database: Database, *, host: str, pid: int, boot_id: str, data_folder: str, version: str
 ) -> ProcessId:
-    """A row for this process. Holding the folder's file lock proves that earlier processes of the folder are dead, so
-    their leases are freed in the same commit."""
+    """A row for this process. Holding the folder's file lock proves that earlier processes of the folder and host are
+    dead, so their leases are freed in the same commit."""
 
     async def once() -> ProcessId:
         async with database.transaction("register_process") as tx:
             row: Any = await tx.fetchrow(SQL["register_process"], host, pid, boot_id, data_folder, version)
-            await tx.execute(SQL["free_dead"], row["process_id"], boot_id, data_folder)
+            await tx.execute(SQL["free_dead"], row["process_id"], boot_id, data_folder, host)
             return ProcessId(row["process_id"])
 
     return await database.rerun("register_process", once)
-
-
-async def end_process(database: Database, process: ProcessId) -> None:
-    """Note the orderly end of a process."""
-    async with database.transaction("end_process") as tx:
-        await tx.execute(SQL["end_process"], process)

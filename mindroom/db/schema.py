@@ -19,6 +19,7 @@ import asyncpg
 
 import mindroom
 from mindroom.core.errors import DatabaseUnavailable, UserError
+from mindroom.db.address import open_session, read_address
 from mindroom.db.engine import unavailable
 
 REVISIONS = ("r0001_spine",)
@@ -31,7 +32,6 @@ Progress = Callable[[str], None]
 
 _MIGRATION_PACKAGES = ("mindroom_migrations", "migrations")  # beside `mindroom` in a wheel, in a checkout
 _FAILURE_LINES = 8
-_CONNECT_TIMEOUT_SECONDS = 10.0
 _READ_REVISION = "/* mindroom:read_revision */ SELECT version_num FROM alembic_version"
 _HAS_REVISION = "/* mindroom:has_revision */ SELECT to_regclass('alembic_version') IS NOT NULL"
 # What libpq, OpenSSL, Kerberos and Python read; a child must not inherit our secrets (I3).
@@ -96,7 +96,7 @@ async def upgrade(dsn: str, *, progress: Progress = _silent) -> None:
         env=_child_environment(os.environ, parent),
     )
     try:
-        last_words = await _converse(child, dsn, progress)
+        last_words = await _converse(child, read_address(dsn)[0], progress)
     finally:
         if child.returncode is None:
             child.kill()
@@ -131,7 +131,7 @@ def _unknown(found: str) -> UserError:
 @asynccontextmanager
 async def _connected(dsn: str) -> AsyncIterator[Any]:
     try:
-        connection = await asyncpg.connect(dsn, timeout=_CONNECT_TIMEOUT_SECONDS, statement_cache_size=0)
+        connection = await open_session(dsn)
     except (asyncpg.exceptions.ClientConfigurationError, ValueError) as error:
         raise UserError("The database URL is not valid; expected postgresql://user:password@host:5432/name.") from error
     except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:

@@ -55,9 +55,15 @@ class OperatorServer:
 
     async def _show_ready(self, _request: web.Request) -> web.Response:
         principals = {
-            name: {"ready": status.is_ready, "state": status.state.value, "reason": status.reason}
+            name: {"ready": status.is_ready, "state": status.state.value, "reason": status.reason} | _owner(status)
             for name, status in self._statuses.items()
         }
         ready = bool(principals) and all(entry["ready"] for entry in principals.values())
         text = json.dumps({"ready": ready, "principals": principals})
         return web.Response(text=text, content_type="application/json", status=200 if ready else 503)
+
+
+def _owner(status: PrincipalStatus) -> dict[str, object]:
+    if (standing := status.standing) is None:
+        return {}
+    return {"process": standing.owner, "fence": standing.fence, "lease_age_seconds": standing.age_seconds}

@@ -1,6 +1,6 @@
 """What operators read from the database: the state of every principal and the events heard.
 
-Reads only, in sessions that PostgreSQL itself keeps from writing; never a message body (I2).
+Reads only, in transactions that PostgreSQL itself keeps from writing; never a message body (I2).
 """
 
 from collections.abc import Mapping
@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from uuid import UUID
 
-import asyncpg
-
+from mindroom.db.address import open_session
 from mindroom.db.engine import database_errors
 from mindroom.db.schema import EXPECTED_REVISION, check_schema
 from mindroom.db.sql import load
 
 SQL = load("mindroom.ops", "status.sql")
-_CONNECT_TIMEOUT_SECONDS = 10.0
 
 Row = Mapping[str, object]
 
@@ -73,13 +71,9 @@ async def read_outbox(dsn: str, *, state: str | None, principal: str | None) -> 
 
 async def _read(dsn: str, name: str, *args: object) -> tuple[Row, ...]:
     async with database_errors():
-        connection = await asyncpg.connect(
-            dsn,
-            timeout=_CONNECT_TIMEOUT_SECONDS,
-            statement_cache_size=0,
-            server_settings={"application_name": "mindroom-status", "default_transaction_read_only": "on"},
-        )
+        connection = await open_session(dsn)
         try:
-            return tuple(dict(record) for record in await connection.fetch(SQL[name], *args))
+            async with connection.transaction(readonly=True):
+                return tuple(dict(record) for record in await connection.fetch(SQL[name], *args))
         finally:
             await connection.close()

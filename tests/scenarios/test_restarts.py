@@ -305,7 +305,8 @@ async def test_probes_and_metrics_tell_the_state_with_reasons(
         status, body = await running.http("/readyz")
         assert status == 200
         entry = json.loads(body)["principals"][house.agent_name("assistant")]
-        assert entry == {"ready": True, "state": "serving", "reason": "serving"}
+        assert 0 <= entry.pop("lease_age_seconds") < 15
+        assert entry == {"ready": True, "state": "serving", "reason": "serving", "process": 1, "fence": 1}
         room = await house.room("assistant")
         await house.answer(room, "assistant", await house.human.send(room, "count me"))
         await house.quiet()

@@ -13,7 +13,7 @@ from mindroom.core.errors import DependencyError, FenceLost
 from mindroom.core.faults import Fault, FaultPlan
 from mindroom.core.ids import PrincipalId, PrincipalName
 from mindroom.db.engine import Database, Tx
-from mindroom.db.lease import EFFECT_TIMEOUT_SECONDS, Lease, LeaseKeeper, LeaseTimes, end_process
+from mindroom.db.lease import EFFECT_TIMEOUT_SECONDS, Lease, LeaseKeeper, LeaseTimes
 from tests.support.ledgers import add_principal, add_process, keeper, move_database_clock, open_database
 
 NAME = PrincipalName("agent")
@@ -275,6 +275,6 @@ async def test_a_process_of_another_folder_or_boot_frees_nothing(pair: Pair, fol
 
 async def test_an_orderly_end_is_noted(pair: Pair) -> None:
     process = await add_process(pair.database, folder="/c")
-    await end_process(pair.database, process)
+    await keeper(pair.database, process, clock=pair.clock).leave()
     rows = await pair.database.fetch("SELECT process_id FROM processes WHERE stopped_at IS NOT NULL")
     assert [r["process_id"] for r in rows] == [process]
