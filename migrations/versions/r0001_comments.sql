@@ -124,6 +124,7 @@ COMMENT ON COLUMN room_membership.invite_next_attempt_at IS 'End of the join''s 
 COMMENT ON COLUMN room_membership.invite_last_error IS 'Class and code of the last failed join, never its text.';
 COMMENT ON COLUMN room_membership.joined_count IS 'Joined members by the last room summary; NULL: not told yet.';
 COMMENT ON COLUMN room_membership.invited_count IS 'Invited members by the last room summary; NULL: not told yet.';
+COMMENT ON COLUMN room_membership.joined_by IS 'Our join that began this stay: shown again it is no new one; NULL: not seen.';
 COMMENT ON INDEX room_membership_pkey IS 'One membership per principal and room.';
 COMMENT ON INDEX room_membership_invites IS 'The join worker reads open invites.';
 

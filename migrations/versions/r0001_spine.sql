@@ -195,6 +195,7 @@ CREATE TABLE room_membership (
     invite_last_error text,
     joined_count integer,
     invited_count integer,
+    joined_by text COLLATE "C",
     PRIMARY KEY (principal, room_id)
 );
 CREATE INDEX room_membership_invites ON room_membership (principal) WHERE membership = 'invite';

@@ -54,7 +54,8 @@ class AdmissionHooks:
     held: Callable[[Iterable[RoomId]], None]
     """Told of rooms with a new gap before any of their sources is fed (B7)."""
     gaps: Callable[[], None]
-    invites: Callable[[], None]
+    rooms: Sequence[Callable[[], None]]
+    """Told when our membership changed or a room was upgraded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +230,9 @@ class Admitter:
         if admission.gaps:
             self.metrics.sync_limited.labels("gap").inc(len(admission.gaps))
             self.hooks.gaps()
-        if admission.memberships:
-            self.hooks.invites()
+        if admission.moves_us:
+            for told in self.hooks.rooms:
+                told()
 
     def heard(self, admission: Admission, admitted: Admitted) -> None:
         """After the commit of a response or of a gap page: the feeder wakes, counters move."""

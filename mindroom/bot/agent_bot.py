@@ -51,7 +51,13 @@ class AgentBot:
         await services.gaps.hold_known()
         await services.parking.retry_older()
         services.gate.when_opened(self._synced)
-        intake = _started(services.sync.run(), services.feeder.run(), services.gaps.run(), services.joins.run())
+        intake = _started(
+            services.sync.run(),
+            services.feeder.run(),
+            services.gaps.run(),
+            services.joins.run(),
+            services.upgrades.run(),
+        )
         work = _started(
             services.lanes.run(services.controller.decide), services.controller.run(), services.worker.run()
         )

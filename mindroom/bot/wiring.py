@@ -14,6 +14,7 @@ from mindroom.bot.invites import JoinWorker
 from mindroom.bot.lanes import Lanes
 from mindroom.bot.rooms import RoomProvisioner
 from mindroom.bot.sync import SyncLoop
+from mindroom.bot.upgrades import Upgrades
 from mindroom.config import EffectiveAgent, EffectiveConfig
 from mindroom.core.clock import Clock
 from mindroom.core.ids import RoomId
@@ -105,6 +106,7 @@ class Services:
     worker: OutboxWorker
     gaps: GapWorker
     joins: JoinWorker
+    upgrades: Upgrades
     rooms: RoomProvisioner
     signs: WorkingSigns
 
@@ -140,7 +142,19 @@ def wire(agent: EffectiveAgent, lease: Lease, *, ledgers: Ledgers, edges: Edges,
         feeder=feeder,
         needs=needs,
     )
-    joins = JoinWorker(lease, ledgers.recovery, hearer, edges.membership, gate, clock)
+    joins = JoinWorker(lease, ledgers.recovery, hearer, ledgers.book, edges.membership, gate, clock)
+    upgrades = Upgrades(
+        lease,
+        agent.user_id,
+        ledgers.journal,
+        ledgers.outbox,
+        ledgers.book,
+        saying.worker,
+        edges.membership,
+        gate,
+        configured,
+        clock,
+    )
     admitter = Admitter(
         lease=lease,
         hearer=hearer,
@@ -153,7 +167,9 @@ def wire(agent: EffectiveAgent, lease: Lease, *, ledgers: Ledgers, edges: Edges,
         worker=saying.worker,
         release=saying.release,
         metrics=metrics,
-        hooks=AdmissionHooks(pending=feeder.wake, held=gate.hold_also, gaps=gap_found.set, invites=joins.wake),
+        hooks=AdmissionHooks(
+            pending=feeder.wake, held=gate.hold_also, gaps=gap_found.set, rooms=[joins.wake, upgrades.wake]
+        ),
     )
     return Services(
         gate=gate,
@@ -181,6 +197,7 @@ def wire(agent: EffectiveAgent, lease: Lease, *, ledgers: Ledgers, edges: Edges,
             metrics=metrics,
         ),
         joins=joins,
+        upgrades=upgrades,
         rooms=RoomProvisioner(
             agent, config.agents, sorted(config.authorized_users), edges, gate, configured, lease.effect_seconds, clock
         ),

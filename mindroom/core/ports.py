@@ -81,7 +81,9 @@ class RoomReader(Protocol):
 class MembershipPort(Protocol):
     """Joining and leaving; each call is repeatable (E12)."""
 
-    async def join(self, room: RoomId) -> None: ...
+    async def join(self, room: RoomId, *, via: Sequence[str] = ()) -> None:
+        """Join, asking the servers `via` where ours does not know the room."""
+        ...
 
     async def leave(self, room: RoomId) -> None: ...
 

@@ -5,7 +5,7 @@ Doubt pauses effects; only a changed fence steps down.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -99,6 +99,19 @@ class Lease:
         if left <= 0:
             raise DependencyError(f"lease of {self.name} is in doubt")
         return min(left, EFFECT_TIMEOUT_SECONDS)
+
+    async def effect(self, effect: Coroutine[Any, Any, T]) -> T:
+        """An external effect that may outlast the trust there is now; ended when ownership comes into doubt (H2).
+
+        Raises DependencyError then, and what `effect` raises.
+        """
+        task = asyncio.ensure_future(effect)
+        try:
+            while not task.done():
+                await asyncio.wait({task}, timeout=self.effect_seconds())
+            return task.result()
+        finally:
+            task.cancel()
 
     def end(self) -> None:
         """No external effect starts any more, whatever the lease had left."""

@@ -45,6 +45,7 @@ from mindroom.journal.shape import (
     event_kind,
     is_redacted,
     is_shallow,
+    joins_by,
     leaves,
     membership_before,
     origin_ts,
@@ -105,6 +106,7 @@ class RoomReader:
     ) -> None:
         self.admission = admission
         self.hearer = hearer
+        self.book = book
         self.view = book.view(room)
         self.room = room
         self.late_before_ms = late_before_ms
@@ -138,7 +140,7 @@ class RoomReader:
             content = as_object(event.get("content"))
             mine = event.get("type") == "m.room.member" and event.get("state_key") == self.hearer.user_id
             if mine and content.get("membership") == "invite":
-                if self.current and self.current.membership is Membership.JOIN:
+                if self._is_member:
                     self._depart(Membership.LEAVE)
                 self._set(
                     RoomMembership(
@@ -156,13 +158,13 @@ class RoomReader:
         equal to what we knew before is kept.
         """
         timeline = self._timeline(body)
+        state = as_objects(as_object(body.get("state")).get("events"))
         begins_at = self._begins_at(timeline)
-        for event in timeline:
-            self._rejoined(event)
+        self._note_joins(state, timeline)
         for position, event in enumerate(timeline):
             is_ours = begins_at is None or position > begins_at
             self.hear(event, EventClass.LIVE if is_ours else EventClass.HISTORY)
-        for event in [*as_objects(as_object(body.get("state")).get("events")), *timeline]:
+        for event in [*state, *timeline]:
             self._keep_state(event)
         self._finish_join(body)
         limited = as_object(body.get("timeline")).get("limited") is True
@@ -202,13 +204,26 @@ class RoomReader:
             self.view = replace(self.view, state={})
         self._set(RoomMembership(epoch=self.epoch, membership=membership))
 
-    def _rejoined(self, event: JsonObject) -> None:
-        """Our join while the row says joined, coming from outside, is a departure we were not shown (F1)."""
-        is_join = enters(event, self.hearer.user_id) and event["content"]["membership"] == "join"
-        is_member = self.current is not None and self.current.membership is Membership.JOIN
-        if self.current is not None and is_join and is_member and self._came_from_outside(event):
-            self._depart(Membership.LEAVE)
-            self._set(replace(self.current, membership=Membership.JOIN))
+    def _note_joins(self, state: Sequence[JsonObject], timeline: Sequence[JsonObject]) -> None:
+        """Our join from outside while the row says joined is a departure that we were not shown (F1).
+
+        The join that began this stay is no news, nor is anything before it: servers repeat it as state, and a recovery
+        shows it in the timeline. While it is unknown, only a timeline that goes on from the last one tells of another.
+        """
+        joins = [event for event in [*state, *timeline] if joins_by(event, self.hearer.user_id)]
+        stay = self.current.joined_by if self.current and self.current.membership is Membership.JOIN else None
+        known_at = max((i for i, event in enumerate(joins) if event["event_id"] == stay), default=-1)
+        for event in joins[known_at + 1 :]:
+            is_news = stay is not None or (not self.is_recovery and event in timeline)
+            if is_news and self._is_member and self._came_from_outside(event):
+                self._depart(Membership.LEAVE)
+            current = self.current or RoomMembership(epoch=self.epoch, membership=Membership.JOIN)
+            stay = EventId(event["event_id"])
+            self._set(replace(current, membership=Membership.JOIN, joined_by=stay))
+
+    @property
+    def _is_member(self) -> bool:
+        return self.current is not None and self.current.membership is Membership.JOIN
 
     def _came_from_outside(self, event: JsonObject) -> bool:
         return membership_before(event) in ("leave", "ban", "invite", "knock")
@@ -241,6 +256,16 @@ class RoomReader:
         row = StateRow(self.room, event_type, key, UserId(identifier(event.get("sender"))), content)
         if self.view.state.get((event_type, key)) != row:
             self.admission.state[self.room, event_type, key] = row
+            if event_type == "m.room.tombstone" and not key:
+                self._follow(row)
+
+    def _follow(self, tombstone: StateRow) -> None:
+        """The successor of an upgraded room waits like an invitation, as if the upgrader had invited us (F4)."""
+        successor = RoomId(identifier(tombstone.content.get("replacement_room")))
+        current = self.admission.memberships.get(successor) or self.book.view(successor).membership
+        if successor and (current is None or current.membership is Membership.LEAVE):
+            epoch = current.epoch if current else Epoch(1)
+            self.admission.memberships[successor] = RoomMembership(epoch, Membership.INVITE, tombstone.sender)
 
     # ---- events ------------------------------------------------------------------------------------------------------
     def hear(self, event: JsonObject, position_class: EventClass) -> Heard | None:

@@ -235,11 +235,12 @@ FROM journal_pending WHERE principal = $1
 
 -- name: write_memberships
 -- Our standing in rooms; a new invite starts with a clean slate of attempts.
-INSERT INTO room_membership (principal, room_id, epoch, membership, inviter, is_direct, joined_count, invited_count)
-SELECT $1, * FROM unnest($2::text[], $3::int[], $4::text[], $5::text[], $6::bool[], $7::int[], $8::int[])
+INSERT INTO room_membership (principal, room_id, epoch, membership, inviter, is_direct, joined_count, invited_count,
+                             joined_by)
+SELECT $1, * FROM unnest($2::text[], $3::int[], $4::text[], $5::text[], $6::bool[], $7::int[], $8::int[], $9::text[])
 ON CONFLICT (principal, room_id) DO UPDATE SET
     epoch = EXCLUDED.epoch, membership = EXCLUDED.membership, inviter = EXCLUDED.inviter, is_direct = EXCLUDED.is_direct,
-    joined_count = EXCLUDED.joined_count, invited_count = EXCLUDED.invited_count,
+    joined_count = EXCLUDED.joined_count, invited_count = EXCLUDED.invited_count, joined_by = EXCLUDED.joined_by,
     invite_attempts = 0, invite_next_attempt_at = NULL, invite_last_error = NULL
 
 -- name: write_state
@@ -250,7 +251,8 @@ ON CONFLICT (principal, room_id, type, state_key) DO UPDATE SET sender = EXCLUDE
 
 -- name: load_memberships
 -- For the book of rooms at lease take.
-SELECT room_id, epoch, membership, inviter, is_direct, joined_count, invited_count FROM room_membership WHERE principal = $1
+SELECT room_id, epoch, membership, inviter, is_direct, joined_count, invited_count, joined_by
+FROM room_membership WHERE principal = $1
 
 -- name: load_state
 -- For the book of rooms at lease take.
@@ -261,6 +263,11 @@ SELECT room_id, type, state_key, sender, content FROM room_state WHERE principal
 SELECT room_id, inviter, invite_attempts,
        coalesce(greatest(extract(epoch FROM invite_next_attempt_at - mindroom_now()), 0), 0)::float8 AS due_in_seconds
 FROM room_membership WHERE principal = $1 AND membership = 'invite'
+
+-- name: room_owes
+-- Whether a room is owed an answer, or may be once its gap is walked.
+SELECT EXISTS (SELECT 1 FROM journal_pending WHERE principal = $1 AND room_id = $2)
+    OR EXISTS (SELECT 1 FROM room_history_recovery WHERE principal = $1 AND room_id = $2 AND state = 'repairable') AS owes
 
 -- name: invite_failed
 -- A join that did not work is tried again later (A9).

@@ -132,6 +132,8 @@ class RoomMembership:
     is_direct: bool = False
     joined_count: int | None = None
     invited_count: int | None = None
+    joined_by: EventId | None = None
+    """The join that began this stay; None while we have not seen it. Shown again it is no new stay (F1)."""
 
 
 NO_TOKEN = SyncToken("")
@@ -167,6 +169,11 @@ class Admission:
     """Rooms where somebody authorized spoke encrypted: they are told once (A7)."""
     dropped: int = 0
     """Events without an identity, which nothing can receipt."""
+
+    @property
+    def moves_us(self) -> bool:
+        """True when our membership changes or a room is upgraded."""
+        return bool(self.memberships) or any(kind == "m.room.tombstone" for _, kind, _ in self.state)
 
     @property
     def is_empty(self) -> bool:

@@ -6,7 +6,7 @@ Only the lease holder writes these rows, so its copy is current; it is loaded at
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mindroom.core.content import JsonObject
+from mindroom.core.content import JsonObject, identifier
 from mindroom.core.ids import Epoch, RoomId, UserId
 from mindroom.core.values import Membership
 from mindroom.journal.records import Admission, RoomMembership, StateRow
@@ -48,6 +48,18 @@ class RoomView:
         """False while we have no create event: then encryption is unknown and nothing is written (E10)."""
         return ("m.room.create", "") in self.state
 
+    @property
+    def successor(self) -> RoomId | None:
+        """The room that this one was upgraded to, as its tombstone says (F4)."""
+        tombstone = self.content("m.room.tombstone") or {}
+        return RoomId(identifier(tombstone.get("replacement_room"))) or None
+
+    @property
+    def predecessor(self) -> RoomId | None:
+        """The room that this one replaces, as its create event says (F4)."""
+        named = (self.content("m.room.create") or {}).get("predecessor")
+        return RoomId(identifier(named.get("room_id"))) or None if isinstance(named, dict) else None
+
     def members(self) -> Mapping[UserId, str]:
         """Membership of every member we have met."""
         return {
@@ -80,6 +92,16 @@ class RoomBook:
             for room, view in self._rooms.items()
             if view.membership and view.membership.membership is Membership.JOIN
         ]
+
+    def is_successor(self, room: RoomId) -> bool:
+        """True when a room we are in was upgraded to this one, as far as its tombstone goes (F4)."""
+        return any(self.view(old).successor == room for old in self.joined())
+
+    def upgraded(self) -> list[tuple[RoomId, RoomId]]:
+        """Rooms we are in with the successor that we are in too, where each names the other (F4)."""
+        joined = self.joined()
+        pairs = [(old, self.view(old).successor) for old in joined]
+        return [(old, new) for old, new in pairs if new in joined and self.view(new).predecessor == old]
 
     def epoch(self, room: RoomId) -> Epoch | None:
         """The current epoch of a room we are in, else None."""

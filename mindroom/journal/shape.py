@@ -44,6 +44,11 @@ def enters(event: JsonObject, me: UserId) -> bool:
     return now == "invite" or (now == "join" and membership_before(event) != "join")
 
 
+def joins_by(event: JsonObject, me: UserId) -> bool:
+    """True for our own join, identifiable, that a stay begins with."""
+    return enters(event, me) and event["content"]["membership"] == "join" and bool(identifier(event.get("event_id")))
+
+
 def membership_before(event: JsonObject) -> Any:
     """The membership that a member event replaced, where the server says so."""
     return as_object(as_object(event.get("unsigned")).get("prev_content")).get("membership")

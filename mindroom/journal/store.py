@@ -140,6 +140,7 @@ class Journal:
             [m.is_direct for m in values],
             [m.joined_count for m in values],
             [m.invited_count for m in values],
+            [m.joined_by for m in values],
         )
 
     async def write_state(self, tx: Tx, rows: Sequence[StateRow]) -> None:
@@ -260,6 +261,11 @@ class Journal:
             return PendingSummary(0, 0, 0.0, None)
         return PendingSummary(row["pending"], row["parked"], row["oldest_seconds"], row["next_attempt_seconds"])
 
+    async def room_owes(self, room: RoomId) -> bool:
+        """Whether a room is owed an answer, or may be once its gap is walked."""
+        row = await self.database.fetchrow(SQL["room_owes"], self.principal, room)
+        return bool(row and row["owes"])
+
     async def load_checkpoint(self) -> StoredCheckpoint:
         """The stored token and how far it is believed: loaded is pending until a response is admitted (B1)."""
         row = await self.database.fetchrow(SQL["load_checkpoint"], self.principal)
@@ -281,6 +287,7 @@ class Journal:
                     r["is_direct"],
                     r["joined_count"],
                     r["invited_count"],
+                    EventId(r["joined_by"]) if r["joined_by"] else None,
                 ),
             )
         for r in await self.database.fetch(SQL["load_state"], self.principal):

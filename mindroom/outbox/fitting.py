@@ -4,8 +4,9 @@ Attachments for long texts come with media.
 """
 
 from collections.abc import Sequence
+from urllib.parse import quote
 
-from mindroom.core.content import JsonObject, as_edit
+from mindroom.core.content import JsonObject, as_edit, read_marker
 from mindroom.core.errors import MatrixDeliveryFailure, MatrixFailureClass
 from mindroom.core.ids import EventId, RoomId, UserId
 from mindroom.core.ports import DeliveryGateway, OutgoingEvent, WirePayload
@@ -30,6 +31,20 @@ def plain(content: JsonObject) -> JsonObject:
     bare = {key: value for key, value in content.items() if key != "m.relates_to"}
     reply = content.get("m.relates_to", {}).get("m.in_reply_to")
     return bare | {"m.relates_to": {"m.in_reply_to": reply}} if reply else bare
+
+
+def carried(content: JsonObject, *, room: RoomId, via: str) -> JsonObject:
+    """An answer as another room reads it: its relation means nothing there, so it names the request by a link (F4)."""
+    marker = read_marker(content)
+    if marker is None or not marker.sources:
+        return plain(content)
+    link = f"https://matrix.to/#/{quote(room, safe='')}/{quote(marker.sources[-1], safe='')}?via={quote(via)}"
+    said = {key: value for key, value in content.items() if key != "m.relates_to"}
+    said["body"] = f"In answer to {link}\n\n{content['body']}"
+    if "formatted_body" in content:
+        named = f'<p>In answer to <a href="{link}">your message before the upgrade of the room</a></p>'
+        said["formatted_body"] = named + str(content["formatted_body"])
+    return said
 
 
 async def freeze_fitting(

@@ -35,6 +35,7 @@ SELECT o.delivery_id, o.stage, o.turn_id, o.generation, o.purpose, o.room_id, o.
        coalesce(extract(epoch FROM mindroom_now() - o.last_attempt_at), 0)::float8 AS attempted_seconds
 FROM delivery_outbox o
 LEFT JOIN delivery_outbox i ON i.delivery_id = o.delivery_id AND i.stage = 'initial' AND o.stage = 'final'
+    AND i.room_id = o.room_id
 WHERE o.principal = $1 AND o.delivery_id = $2 AND o.stage = $3
 
 -- name: claim
@@ -117,6 +118,23 @@ WHERE (p.timestamp_ms, p.event_id) > (r.origin_ts, r.event_id) AND o.edit_target
                      AND t.event_id IN (o.edit_target, o.acked_event_id, p.event_id))
 ON CONFLICT (delivery_id, stage) DO NOTHING
 RETURNING delivery_id, stage, room_id, thread_id, 0.0::float8 AS due_in_seconds
+
+-- name: waiting_for_successor
+-- What an upgraded room refused (F4); only an answer that nobody saw yet is worth saying elsewhere.
+SELECT o.delivery_id, o.stage, o.content, o.purpose = 'answer' AND (o.edit_target IS NULL OR EXISTS (
+    SELECT 1 FROM delivery_outbox i WHERE i.delivery_id = o.delivery_id AND i.stage = 'initial')) AS is_answer
+FROM delivery_outbox o
+WHERE o.principal = $1 AND o.room_id = $2 AND o.state = 'queued' AND o.stage = 'final' AND o.last_error = $3
+
+-- name: carry
+-- An answer moves to the successor, as a message of its own under our stay there (F4).
+UPDATE delivery_outbox SET room_id = $5, thread_id = '', epoch = $6, content = $7, edit_target = NULL, last_error = NULL
+WHERE principal = $1 AND delivery_id = $2 AND stage = $3 AND state = 'queued' AND room_id = $4
+RETURNING delivery_id, stage, room_id, thread_id, 0.0::float8 AS due_in_seconds
+
+-- name: room_owes
+-- Whether anything is still to be said in a room.
+SELECT EXISTS (SELECT 1 FROM delivery_outbox WHERE principal = $1 AND room_id = $2 AND state IN ('queued', 'claimed')) AS owes
 
 -- name: owed
 -- Everything queued or claimed, in the order in which it was queued.

@@ -123,6 +123,16 @@ class OwedDelivery:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitingDelivery:
+    """What an upgraded room refused (F4)."""
+
+    key: DeliveryKey
+    content: JsonObject
+    is_answer: bool
+    """Worth saying in the successor; anything else is about what stands in the old room."""
+
+
+@dataclass(frozen=True, slots=True)
 class Claimed:
     """A row whose payload is frozen and committed: it may go over the network."""
 

@@ -32,8 +32,10 @@ from mindroom.outbox.records import (
     NewDelivery,
     OwedDelivery,
     Purpose,
+    WaitingDelivery,
     repeat_delivery_id,
 )
+from mindroom.outbox.rules import TOMBSTONED
 
 SQL = load("mindroom.outbox", "outbox.sql")
 
@@ -73,9 +75,13 @@ def _wire(text: str | None) -> WirePayload | None:
     )
 
 
+def _key(row: Mapping[str, Any]) -> DeliveryKey:
+    return DeliveryKey(DeliveryId(UUID(str(row["delivery_id"]))), Stage(row["stage"]))
+
+
 def _owed(row: Mapping[str, Any]) -> OwedDelivery:
     return OwedDelivery(
-        DeliveryKey(DeliveryId(UUID(str(row["delivery_id"]))), Stage(row["stage"])),
+        _key(row),
         Conversation(RoomId(row["room_id"]), EventId(row["thread_id"]) if row["thread_id"] else None),
         row["due_in_seconds"],
     )
@@ -229,6 +235,23 @@ class Outbox:
     async def owed(self) -> list[OwedDelivery]:
         """Everything queued or claimed, oldest first."""
         return [_owed(row) for row in await self.database.fetch(SQL["owed"], self.principal)]
+
+    async def waiting_for_successor(self, room: RoomId) -> list[WaitingDelivery]:
+        """What this upgraded room refused and another may take (F4)."""
+        rows = await self.database.fetch(SQL["waiting_for_successor"], self.principal, room, TOMBSTONED)
+        return [WaitingDelivery(_key(row), json.loads(row["content"] or "{}"), row["is_answer"]) for row in rows]
+
+    async def carry(
+        self, tx: Tx, key: DeliveryKey, *, old: RoomId, new: RoomId, epoch: Epoch, content: JsonObject
+    ) -> list[OwedDelivery]:
+        """Owe a delivery in the successor instead, in these words; empty when it no longer waits (F4)."""
+        values = (self.principal, key.delivery, key.stage.value, old, new, epoch, _json(content))
+        return [_owed(row) for row in await tx.fetch(SQL["carry"], *values)]
+
+    async def room_owes(self, room: RoomId) -> bool:
+        """Whether anything is still to be said in a room."""
+        row = await self.database.fetchrow(SQL["room_owes"], self.principal, room)
+        return bool(row and row["owes"])
 
     async def say_again(self, tx: Tx, progress: Sequence[tuple[DeliveryId, int, EventId]]) -> list[OwedDelivery]:
         """Owe the text of each FINAL that is older than a progress edit of its delivery, once for that edit (E11).

@@ -1,6 +1,7 @@
 """Invitations are debts: tried again when they are due, whoever put them off, and never while ownership is in doubt."""
 
 from collections import deque
+from collections.abc import Sequence
 
 from mindroom.core.errors import MatrixFailure, MatrixFailureClass
 from mindroom.core.ids import RoomId
@@ -18,10 +19,10 @@ class TroubledMembership(ScriptedMembership):
         super().__init__()
         self.faults = deque(faults)
 
-    async def join(self, room: RoomId) -> None:
+    async def join(self, room: RoomId, *, via: Sequence[str] = ()) -> None:
         if room == ROOM and self.faults:
             raise self.faults.popleft()
-        await super().join(room)
+        await super().join(room, via=via)
 
 
 def invitation(event_id: str, sender: str = ALICE) -> Event:

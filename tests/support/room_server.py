@@ -5,7 +5,7 @@ It keeps the whole timeline, so the truth can be computed from it afterwards wit
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -128,7 +128,7 @@ class RoomServer:
         return deepcopy(found[0])
 
     # ---- membership -------------------------------------------------------------------------------------------------
-    async def join(self, room: RoomId) -> None:
+    async def join(self, room: RoomId, *, via: Sequence[str] = ()) -> None:
         raise AssertionError("nobody invites here")
 
     async def leave(self, room: RoomId) -> None:

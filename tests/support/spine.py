@@ -177,7 +177,7 @@ class ScriptedMembership:
         self.joined: list[RoomId] = []
         self.left: list[RoomId] = []
 
-    async def join(self, room: RoomId) -> None:
+    async def join(self, room: RoomId, *, via: Sequence[str] = ()) -> None:
         self.joined.append(room)
 
     async def leave(self, room: RoomId) -> None:
