@@ -291,7 +291,7 @@ Table(
     _text("invite_last_error", nullable=True),
     _int("joined_count", nullable=True),
     _int("invited_count", nullable=True),
-    _text("joined_by", nullable=True),
+    _id("joined_by", nullable=True),
     PrimaryKeyConstraint("principal", "room_id"),
     _one_of("room_membership", "membership", "join", "invite", "leave", "ban"),
     Index("room_membership_invites", "principal", postgresql_where=text("membership = 'invite'")),

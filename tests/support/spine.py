@@ -171,14 +171,30 @@ class ScriptedRoom:
 
 
 class ScriptedMembership:
-    """MembershipPort that remembers."""
+    """MembershipPort that remembers; joins of a room end as scripted, or wait."""
 
     def __init__(self) -> None:
         self.joined: list[RoomId] = []
         self.left: list[RoomId] = []
+        self.via: list[tuple[str, ...]] = []
+        self.faults: dict[str, list[MatrixFailure]] = {}
+        self.held: dict[str, asyncio.Event] = {}
+        self.asked: list[RoomId] = []
+        """Every attempt to join."""
+        self.given_up = asyncio.Event()
 
     async def join(self, room: RoomId, *, via: Sequence[str] = ()) -> None:
+        self.asked.append(room)
+        try:
+            if room in self.held:
+                await self.held[room].wait()
+        except asyncio.CancelledError:
+            self.given_up.set()
+            raise
+        if self.faults.get(room):
+            raise self.faults[room].pop(0)
         self.joined.append(room)
+        self.via.append(tuple(via))
 
     async def leave(self, room: RoomId) -> None:
         self.left.append(room)

@@ -2,14 +2,16 @@
 
 import pytest
 
-from mindroom.core.ids import EventId
+from mindroom.core.ids import Epoch, EventId
 from mindroom.core.values import Membership
-from mindroom.journal.records import Redaction
+from mindroom.journal.classify import classify_sync
+from mindroom.journal.records import Redaction, RoomMembership, StateRow
 from mindroom.journal.rooms import RoomBook
 from tests.support.books import classify, heard, joined, standing, with_state
 from tests.support.events import (
     ALICE,
     BOB,
+    HEARER,
     ME,
     OTHER_ROOM,
     ROOM,
@@ -205,3 +207,98 @@ def test_a_room_in_the_book_follows_a_departure() -> None:
     assert book.epoch(ROOM) is None
     assert book.joined() == []
     assert not book.view(ROOM).is_known
+
+
+# ---- a join that is shown again (F1, R45) ----------------------------------------------------------------------------
+def stay(joined_by: str | None) -> RoomBook:
+    """A book of a room we are in, and the join that began it."""
+    return standing(Membership.JOIN, epoch=4, joined_by=joined_by and EventId(joined_by))
+
+
+JOIN = member("$join", ME, "join", before="invite")
+
+
+def test_r45_the_join_of_this_stay_shown_again_is_no_departure() -> None:
+    """R45, F1: servers repeat our own member event among the state of a timeline in which we spoke."""
+    for raw in (timeline(message("$a"), state=[JOIN]), timeline(JOIN, message("$a"))):
+        admission = classify(raw, stay("$join"))
+        assert not admission.departures
+        assert not admission.memberships
+
+
+def test_r45_kick_invite_and_rejoin_that_a_limited_timeline_skipped_are_one_departure() -> None:
+    """R45, F1: our new join stands in the state block; the gap is one of the new stay."""
+    again = member("$again", ME, "join", before="invite")
+    admission = classify(timeline(message("$a"), state=[again], limited=True), stay("$join"))
+    assert admission.departures == {ROOM: 4}
+    row = admission.memberships[ROOM]
+    assert (row.membership, row.epoch, row.joined_by) == (Membership.JOIN, 5, "$again")
+    assert {h.epoch for h in admission.heard} == {5}
+    assert [gap.epoch for gap in admission.gaps] == [5]
+
+
+def test_f1_a_join_seen_for_the_first_time_as_state_is_noted_and_ends_nothing() -> None:
+    """F1: it may be old; only a timeline that goes on from the last one tells that it is new."""
+    admission = classify(timeline(message("$a"), state=[JOIN]), stay(None))
+    assert not admission.departures
+    assert (admission.memberships[ROOM].joined_by, admission.memberships[ROOM].epoch) == ("$join", 4)
+
+
+def test_f1_a_complete_response_that_shows_how_we_came_ends_nothing() -> None:
+    """F1, B4: without a token the timeline may begin before our join, known or not."""
+    raw = timeline(message("$old"), JOIN, message("$a"), state=[CREATE])
+    for book in (stay("$join"), stay(None)):
+        admission = classify_sync(raw, hearer=HEARER, book=book, since=None, certified_ms=1)
+        assert not admission.departures
+    another = member("$again", ME, "join", before="leave")
+    raw = timeline(JOIN, message("$old"), another, message("$a"))
+    admission = classify_sync(raw, hearer=HEARER, book=stay("$join"), since=None, certified_ms=1)
+    assert admission.departures == {ROOM: 4}
+
+
+def test_f1_a_ban_that_redacts_what_we_said_is_a_departure() -> None:
+    """F1: the flag says nothing about us that the ban does not."""
+    out = member("$ban", ME, "ban", before="join", sender=ALICE, **{"org.matrix.msc4293.redact_events": True})
+    admission = classify(response(leave={ROOM: left_room([message("$a"), out])}), joined(epoch=2))
+    assert admission.departures == {ROOM: 2}
+    assert admission.memberships[ROOM].membership is Membership.BAN
+
+
+def test_f1_a_kick_in_one_response_and_the_rejoin_in_the_next_are_one_departure() -> None:
+    """F1: over three responses, as over one."""
+    book = stay("$join")
+    kick = member("$kick", ME, "leave", before="join", sender=ALICE)
+    invite = member("$invite", ME, "invite", before="leave", sender=ALICE)
+    rejoin = member("$again", ME, "join", before="invite")
+    seen = []
+    for raw in (
+        response(leave={ROOM: left_room([kick])}),
+        response(invite={ROOM: invited_room(invite)}),
+        timeline(kick, invite, rejoin, message("$a"), state=[CREATE]),
+    ):
+        admission = classify(raw, book)
+        seen += admission.departures.items()
+        book.apply(admission)
+    assert seen == [(ROOM, 4)]
+    assert book.epoch(ROOM) == 5
+
+
+# ---- upgrades --------------------------------------------------------------------------------------------------------
+def test_f4_a_tombstone_makes_its_successor_wait_like_an_invitation() -> None:
+    """F4: once; a room that we are in, are invited to or are banned from stays as it is."""
+    moved = state("$t", "m.room.tombstone", {"replacement_room": OTHER_ROOM}, sender=BOB)
+    row = classify(timeline(moved)).memberships[OTHER_ROOM]
+    assert (row.membership, row.inviter, row.epoch) == (Membership.INVITE, BOB, 1)
+    known = with_state(joined(), "m.room.tombstone", {"replacement_room": OTHER_ROOM})
+    known.put_state(StateRow(ROOM, "m.room.tombstone", "", BOB, {"replacement_room": OTHER_ROOM}))
+    assert OTHER_ROOM not in classify(timeline(moved), known).memberships
+    for membership in (Membership.JOIN, Membership.INVITE, Membership.BAN):
+        book = joined()
+        book.put_membership(OTHER_ROOM, RoomMembership(Epoch(3), membership))
+        assert OTHER_ROOM not in classify(timeline(moved), book).memberships
+
+
+@pytest.mark.parametrize("successor", [None, "", 3, {}, "x" * 300])
+def test_f4_a_tombstone_that_names_no_room_leads_nowhere(successor: object) -> None:
+    moved = state("$t", "m.room.tombstone", {"replacement_room": successor})
+    assert set(classify(timeline(moved)).memberships) <= {ROOM}
