@@ -88,7 +88,7 @@ class ResponseRunner:
             if not turn.is_open:
                 raise TransactionRefused("resume_turn", "the turn has ended")
             await self.transitions.resume(turn)
-            return turn
+            return await self.transitions.join(turn, _sources(intent))
         turn = TurnRecord(
             turn_id=new_turn_id(int(self.clock.now().timestamp() * 1000), self.draw_bytes(10)),
             target=intent.target,
@@ -100,7 +100,7 @@ class ResponseRunner:
             model=self.responder.model,
             fence=self.transitions.lease.fence,
             opened_at=None,
-            sources=tuple(TurnSource(s.event_id, s.receipt, s.order_key) for s in intent.sources),
+            sources=_sources(intent),
         )
         await self.transitions.open_turn(turn)
         return turn
@@ -156,3 +156,7 @@ class ResponseRunner:
         waited = (self.clock.now() - turn.opened_at).total_seconds()
         if waited >= STILL_TRYING_AFTER_SECONDS:
             await self.streaming.tell(stream, f"still trying ({reference(turn.turn_id)})")
+
+
+def _sources(intent: ResponseIntent) -> tuple[TurnSource, ...]:
+    return tuple(TurnSource(source.event_id, source.receipt, source.order_key) for source in intent.sources)

@@ -3,7 +3,8 @@
 Ownership of a source moves exactly once, in `hand_off`: before it the journal owes the answer, after it the outbox.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from mindroom.core.content import JsonObject
@@ -26,7 +27,7 @@ from mindroom.outbox.store import Outbox
 from mindroom.outbox.worker import OutboxWorker
 from mindroom.responses.assembly import Responder
 from mindroom.responses.streaming import initial_content
-from mindroom.turnstore.record import StepRecord, TurnRecord
+from mindroom.turnstore.record import StepRecord, TurnRecord, TurnSource
 from mindroom.turnstore.store import TurnStore
 
 PLACEHOLDER_DELAY_SECONDS = 0.3
@@ -95,6 +96,21 @@ class TurnTransitions:
 
         if await self.lease.run("resume_turn", body) > MAX_RESUMES:
             raise CorruptState(f"turn {turn.turn_id} was found open after {MAX_RESUMES} crashes")
+
+    async def join(self, turn: TurnRecord, sources: Sequence[TurnSource]) -> TurnRecord:
+        """T supersede: what its requester wrote since joins an open turn (R19). Raises TransactionRefused when a source
+        is gone."""
+        joining = [source for source in sources if source.event_id not in turn.events]
+        if not joining:
+            return turn
+        larger = replace(turn, sources=(*turn.sources, *joining))
+
+        async def body(tx: Tx) -> None:
+            await self._require_sources(tx, "supersede", larger)
+            await self.turns.add_sources(tx, turn, joining)
+
+        await self.lease.run("supersede", body)
+        return larger
 
     async def hand_off(
         self, turn: TurnRecord, answer: Answer, *, wire: WirePayload | None, edits: EventId | None

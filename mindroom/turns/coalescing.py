@@ -9,7 +9,7 @@ from bisect import insort
 from dataclasses import dataclass
 
 from mindroom.core.content import MAX_SOURCES
-from mindroom.core.ids import Receipt, TurnId, UserId
+from mindroom.core.ids import Receipt, TurnId
 from mindroom.core.values import OrderKey, Reason
 from mindroom.turns.ingress import PreparedIngress
 
@@ -26,10 +26,14 @@ class DecidedSource:
         """The order of work: by order key, ties by receipt."""
         return self.ingress.order_key, self.ingress.receipt
 
-    @property
-    def owner(self) -> tuple[UserId, TurnId | None]:
-        """Sources of one owner may share a turn. What an open turn already holds stays with it (D2)."""
-        return self.ingress.requester, self.ingress.open_turn
+    def joins(self, first: "DecidedSource") -> bool:
+        """Whether it may share the turn of `first`: of the same requester, and held by no other open turn (D2).
+
+        What the requester wrote after an open turn joins it: the answer that a crash interrupted is given where the
+        conversation stands now, in the placeholder that stands already (R19).
+        """
+        same_requester = self.ingress.requester == first.ingress.requester
+        return same_requester and self.ingress.open_turn in (None, first.ingress.open_turn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,11 @@ class Batch:
     """Sources that one turn answers, oldest first; at most MAX_SOURCES (A6)."""
 
     sources: tuple[DecidedSource, ...]
+
+    @property
+    def open_turn(self) -> TurnId | None:
+        """The turn that held the first of them before a crash."""
+        return self.sources[0].ingress.open_turn
 
     @property
     def anchor(self) -> DecidedSource:
@@ -58,15 +67,20 @@ class ConversationQueue:
             self._held.add(ingress.receipt)
             insort(self._waiting, DecidedSource(ingress, reason), key=lambda source: source.order)
 
+    @property
+    def is_resuming(self) -> bool:
+        """True when the next batch begins with what an open turn holds."""
+        return bool(self._waiting) and self._waiting[0].ingress.open_turn is not None
+
     def start(self) -> Batch | None:
         """Take the next batch and hold the conversation until `finish`; None while one runs or none waits."""
         if self._running is not None or not self._waiting:
             return None
-        owner = self._waiting[0].owner
+        first = self._waiting[0]
         taken: list[DecidedSource] = []
         left: list[DecidedSource] = []
         for source in self._waiting:
-            (taken if source.owner == owner and len(taken) < MAX_SOURCES else left).append(source)
+            (taken if source.joins(first) and len(taken) < MAX_SOURCES else left).append(source)
         self._waiting = left
         self._running = Batch(tuple(taken))
         return self._running

@@ -9,6 +9,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -24,7 +25,7 @@ from mindroom.core.errors import (
     RetryClass,
     TransactionRefused,
 )
-from mindroom.core.ids import Receipt
+from mindroom.core.ids import Receipt, RoomId
 from mindroom.core.metrics import Metrics
 from mindroom.core.values import Action, Conversation, OrderKey, Reason, Verdict
 from mindroom.db.engine import Tx
@@ -46,6 +47,10 @@ log = structlog.get_logger(__name__)
 
 MAX_RUNNING_TURNS = 32
 """Turns of one principal that hold a model call at a time (C3)."""
+MAX_RUNNING_IN_ROOM = 16
+"""Of these one room may have so many: whatever hangs in it, others go on (C3)."""
+RESUME_GATHER_SECONDS = 0.25
+"""An open turn is taken up when what was written since has had the time to be decided and to join it (R19)."""
 FIRST_RETRY_SECONDS = 1.0
 RETRY_CAP_SECONDS = 60.0
 
@@ -57,6 +62,7 @@ Returned = Callable[[Receipt, OrderKey, float | None], None]
 
 @dataclass
 class _Conversation:
+    room_slots: asyncio.Semaphore
     queue: ConversationQueue = field(default_factory=ConversationQueue)
     task: asyncio.Task[None] | None = None
 
@@ -100,6 +106,7 @@ class TurnController:
         self._returned = returned
         self._conversations: dict[Conversation, _Conversation] = {}
         self._slots = asyncio.Semaphore(MAX_RUNNING_TURNS)
+        self._room_slots: WeakValueDictionary[RoomId, asyncio.Semaphore] = WeakValueDictionary()
         self._rng = random.Random()
         self._tasks: asyncio.TaskGroup | None = None
         self._refusing = False
@@ -169,15 +176,20 @@ class TurnController:
 
     def _enqueue(self, ingress: PreparedIngress, reason: Reason) -> None:
         key = ingress.conversation
-        conversation = self._conversations.setdefault(key, _Conversation())
+        conversation = self._conversations.get(key)
+        if conversation is None:
+            room_slots = self._room_slots.setdefault(key.room, asyncio.Semaphore(MAX_RUNNING_IN_ROOM))
+            conversation = self._conversations[key] = _Conversation(room_slots)
         conversation.queue.put(ingress, reason=reason)
         if conversation.task is None and self._tasks is not None:
             conversation.task = self._tasks.create_task(self._converse(key, conversation))
 
     async def _converse(self, key: Conversation, conversation: _Conversation) -> None:
         try:
+            if conversation.queue.is_resuming:
+                await self._clock.sleep(RESUME_GATHER_SECONDS)
             while not self._refusing and (batch := conversation.queue.start()) is not None:
-                async with self._slots:
+                async with conversation.room_slots, self._slots:
                     await self._answer(batch)
                 conversation.queue.finish()
         except FenceLost:

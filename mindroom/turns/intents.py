@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mindroom.core.content import is_fallback_reply, replied_event
+from mindroom.core.content import MAX_SOURCES, is_fallback_reply, replied_event
 from mindroom.journal.projection import MessageProjection
 from mindroom.journal.records import VisibleMessage
 from mindroom.responses.assembly import IntentSource, ResponseIntent
@@ -25,19 +25,19 @@ class IntentBuilder:
         """The intent of a batch. Raises CorruptState when its open turn has no rows."""
         anchor = batch.anchor.ingress
         sources = [await self._source(decided.ingress) for decided in batch.sources]
-        if anchor.open_turn is not None:
-            sources = await self._of_turn(await self.turns.require(anchor.open_turn), sources)
+        if batch.open_turn is not None:
+            sources = await self._of_turn(await self.turns.require(batch.open_turn), sources)
         return ResponseIntent(
             target=answer_target(anchor.conversation, anchor=sources[-1].event_id),
             requester=anchor.requester,
             reason=batch.anchor.reason,
             epoch=anchor.epoch,
             sources=tuple(sources),
-            turn=anchor.open_turn,
+            turn=batch.open_turn,
         )
 
     async def _of_turn(self, turn: TurnRecord, at_hand: list[IntentSource]) -> list[IntentSource]:
-        """Sources that the feeder has not handed out yet are read from the projection."""
+        """All sources of the turn, then what joins it; those not handed out yet are read from the projection."""
         known = {source.event_id: source for source in at_hand}
         found: list[IntentSource] = []
         for held in turn.sources:
@@ -50,7 +50,9 @@ class IntentBuilder:
                 found.append(
                     IntentSource(held.event_id, held.receipt, held.order_key, message.sender, text, message.origin_ts)
                 )
-        return found or at_hand
+        own = set(turn.events)
+        joining = [source for source in at_hand if source.event_id not in own]
+        return [*found, *joining[: MAX_SOURCES - len(found)]]
 
     async def _source(self, ingress: PreparedIngress) -> IntentSource:
         """A source that was edited while it waited is answered as it reads now."""

@@ -40,7 +40,6 @@ class TurnStore:
 
     async def open(self, tx: Tx, turn: TurnRecord, *, config_generation: str) -> None:
         """Write a new turn with its sources."""
-        sources = turn.sources
         await tx.execute(
             SQL["open_turn"],
             turn.turn_id,
@@ -53,13 +52,13 @@ class TurnStore:
             turn.reason.value,
             config_generation,
             turn.model,
-            [s.event_id for s in sources],
-            [s.receipt for s in sources],
-            [s.order_key.base for s in sources],
-            [s.order_key.page for s in sources],
-            [s.order_key.index for s in sources],
+            *_columns(turn.sources),
             turn.fence,
         )
+
+    async def add_sources(self, tx: Tx, turn: TurnRecord, sources: Sequence[TurnSource]) -> None:
+        """These join an open turn behind its own (R19)."""
+        await tx.execute(SQL["add_sources"], self.principal, turn.turn_id, *_columns(sources))
 
     async def append_step(self, tx: Tx, turn: TurnRecord, step: StepRecord) -> None:
         """A completed step is a fact (D4). Model output may hold characters that no text column takes (E7)."""
@@ -174,3 +173,14 @@ class TurnStore:
             )
             for r in rows
         ]
+
+
+def _columns(sources: Sequence[TurnSource]) -> tuple[list[Any], ...]:
+    keys = [source.order_key for source in sources]
+    return (
+        [source.event_id for source in sources],
+        [source.receipt for source in sources],
+        [key.base for key in keys],
+        [key.page for key in keys],
+        [key.index for key in keys],
+    )

@@ -11,6 +11,15 @@ SELECT o.turn_id, s.ordinal, $2, s.event_id, s.receipt, s.base, s.page, s.idx
 FROM opened o, unnest($11::text[], $12::bigint[], $13::bigint[], $14::bigint[], $15::int[])
      WITH ORDINALITY AS s(event_id, receipt, base, page, idx, ordinal)
 
+-- name: add_sources
+-- What its requester wrote since joins an open turn (R19); a source that another turn holds refuses the whole.
+INSERT INTO turn_sources (turn_id, ordinal, principal, event_id, receipt, base, page, idx)
+SELECT t.turn_id, (SELECT max(ordinal) FROM turn_sources WHERE turn_id = $2) + s.ordinal, $1, s.event_id, s.receipt,
+       s.base, s.page, s.idx
+FROM turns t, unnest($3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::int[])
+     WITH ORDINALITY AS s(event_id, receipt, base, page, idx, ordinal)
+WHERE t.principal = $1 AND t.turn_id = $2 AND t.state = 'open'
+
 -- name: append_step
 -- A completed model step is a fact; repeating it changes nothing (D4).
 INSERT INTO turn_steps (turn_id, generation, step, canonical_text, replayable_text, input_tokens, output_tokens)

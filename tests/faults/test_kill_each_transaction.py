@@ -41,7 +41,7 @@ WHERE = {
     "resume_turn": Scenario.ADOPT,
 }
 """A scenario that passes each transaction."""
-NOT_PASSED = {"retire_delivery", "hydrate_chunk", "hydrate_failed", "park", "retry_parked", "carry_over"}
+NOT_PASSED = {"retire_delivery", "hydrate_chunk", "hydrate_failed", "park", "retry_parked", "supersede", "carry_over"}
 """Passed by none: nothing here leaves or upgrades a room, no placeholder is refused for good, and every thread is heard
 from its root on (tests/contract/test_hydration.py and test_upgrades.py lose those commits). Nothing fails for a reason
 of its own (tests/contract/test_parking.py)."""

@@ -117,8 +117,16 @@ def test_a_source_may_come_back_after_its_turn_ended_without_settling_it() -> No
 
 def test_sources_of_an_open_turn_stay_together_after_a_crash() -> None:
     """D2."""
-    queue = queue_of(source(1, "@a:x", turn=TURN), source(2, "@a:x", turn=TURN), source(3, "@a:x"))
+    queue = queue_of(source(1, "@a:x", turn=TURN), source(2, "@a:x", turn=TURN), source(3, "@b:x"))
     assert drain(queue) == [[1, 2], [3]]
+
+
+def test_r19_what_the_requester_wrote_since_joins_the_open_turn() -> None:
+    """R19: unless another open turn holds it."""
+    other = TurnId(UUID(int=2))
+    queue = queue_of(source(1, "@a:x", turn=TURN), source(2, "@a:x"), source(3, "@a:x", turn=other), source(4, "@a:x"))
+    assert drain(queue) == [[1, 2, 4], [3]]
+    assert drain(queue_of(source(1, "@a:x"), source(2, "@a:x", turn=TURN))) == [[1], [2]]
 
 
 def test_finishing_twice_is_safe_and_leaves_the_queue_empty() -> None:
