@@ -18,6 +18,7 @@ from mindroom.core.errors import DependencyError, FenceLost, MatrixDeliveryFailu
 from mindroom.core.ids import DeliveryId, EventId
 from mindroom.core.metrics import Metrics
 from mindroom.core.ports import DeliveryGateway, OutgoingEvent, PresentationPort, RoomReader, WirePayload
+from mindroom.core.slots import RoomSlots
 from mindroom.core.values import Stage
 from mindroom.db.engine import Tx
 from mindroom.db.lease import Lease
@@ -33,6 +34,8 @@ log = structlog.get_logger(__name__)
 
 IN_FLIGHT = 8
 """Sends of one principal at a time."""
+IN_FLIGHT_IN_ROOM = 4
+"""Of these one room may have so many: a room whose sends hang delays no other (E6)."""
 SWEEP_SECONDS = 10.0
 ASK_AGAIN_SECONDS = 5.0
 """How often a row is looked at that waits for sync."""
@@ -78,14 +81,14 @@ class OutboxWorker:
         self._clock = clock
         self._metrics = metrics
         self._lanes = DeliveryLanes(self._serve, clock=clock)
-        self._slots = asyncio.Semaphore(IN_FLIGHT)
+        self._slots = RoomSlots(total=IN_FLIGHT, per_room=IN_FLIGHT_IN_ROOM)
         self._said = 0
 
     # ---- offers, all from after_commit hooks ------------------------------------------------------------------------
     def is_free(self, new: NewDelivery) -> bool:
         """True when it may go out at once: nothing of its conversation is being said and nothing has to wait."""
         permission = self._gate.permission(new.room, epoch=new.epoch, purpose=new.purpose)
-        may_go = permission is Permission.SEND and self._limits.seconds_left == 0 and not self._slots.locked()
+        may_go = permission is Permission.SEND and self._limits.seconds_left == 0 and not self._slots.is_full(new.room)
         return may_go and self._lanes.is_idle(new.conversation)
 
     def offer(self, new: NewDelivery, *, wire: WirePayload | None = None, delay_seconds: float = 0.0) -> None:
@@ -157,7 +160,7 @@ class OutboxWorker:
     async def _serve(self, entry: Waiting) -> float | None:
         """Until this delivery is said, can never be said, or has to wait for sync."""
         backoff, tried, broken = Backoff(FIRST_RETRY_SECONDS, RETRY_CAP_SECONDS), Tried(), ""
-        claimed = None if self._slots.locked() else entry.claimed
+        claimed = None if self._slots.is_full(entry.conversation.room) else entry.claimed
         while True:
             if (pause := self._limits.seconds_left) > 0:
                 claimed = None  # before each further attempt row and gate are asked again
@@ -166,7 +169,7 @@ class OutboxWorker:
                 if broken:
                     await self._end(entry.key, Next(Step.FAIL, broken))
                     return None
-                async with self._slots:
+                async with self._slots.taken(entry.conversation.room):
                     ready = claimed or await self._prepare(entry.key, tried)
                     claimed = None
                     rest = await self._attempt(ready, tried) if isinstance(ready, Claimed) else ready

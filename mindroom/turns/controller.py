@@ -9,7 +9,6 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from weakref import WeakValueDictionary
 
 import structlog
 
@@ -25,8 +24,9 @@ from mindroom.core.errors import (
     RetryClass,
     TransactionRefused,
 )
-from mindroom.core.ids import Receipt, RoomId
+from mindroom.core.ids import Receipt
 from mindroom.core.metrics import Metrics
+from mindroom.core.slots import RoomSlots
 from mindroom.core.values import Action, Conversation, OrderKey, Reason, Verdict
 from mindroom.db.engine import Tx
 from mindroom.db.lease import Lease
@@ -62,7 +62,6 @@ Returned = Callable[[Receipt, OrderKey, float | None], None]
 
 @dataclass
 class _Conversation:
-    room_slots: asyncio.Semaphore
     queue: ConversationQueue = field(default_factory=ConversationQueue)
     task: asyncio.Task[None] | None = None
 
@@ -105,8 +104,7 @@ class TurnController:
         self._metrics = metrics
         self._returned = returned
         self._conversations: dict[Conversation, _Conversation] = {}
-        self._slots = asyncio.Semaphore(MAX_RUNNING_TURNS)
-        self._room_slots: WeakValueDictionary[RoomId, asyncio.Semaphore] = WeakValueDictionary()
+        self._slots = RoomSlots(total=MAX_RUNNING_TURNS, per_room=MAX_RUNNING_IN_ROOM)
         self._rng = random.Random()
         self._tasks: asyncio.TaskGroup | None = None
         self._refusing = False
@@ -176,10 +174,7 @@ class TurnController:
 
     def _enqueue(self, ingress: PreparedIngress, reason: Reason) -> None:
         key = ingress.conversation
-        conversation = self._conversations.get(key)
-        if conversation is None:
-            room_slots = self._room_slots.setdefault(key.room, asyncio.Semaphore(MAX_RUNNING_IN_ROOM))
-            conversation = self._conversations[key] = _Conversation(room_slots)
+        conversation = self._conversations.setdefault(key, _Conversation())
         conversation.queue.put(ingress, reason=reason)
         if conversation.task is None and self._tasks is not None:
             conversation.task = self._tasks.create_task(self._converse(key, conversation))
@@ -189,7 +184,7 @@ class TurnController:
             if conversation.queue.is_resuming:
                 await self._clock.sleep(RESUME_GATHER_SECONDS)
             while not self._refusing and (batch := conversation.queue.start()) is not None:
-                async with conversation.room_slots, self._slots:
+                async with self._slots.taken(key.room):
                     await self._answer(batch)
                 conversation.queue.finish()
         except FenceLost:

@@ -13,6 +13,7 @@ from mindroom.core.errors import MatrixDeliveryFailure, MatrixFailure, MatrixFai
 from mindroom.core.ids import DeliveryId, DeviceId
 from mindroom.core.ports import WirePayload
 from mindroom.core.values import Stage
+from mindroom.outbox.worker import IN_FLIGHT, IN_FLIGHT_IN_ROOM
 from tests.support.events import (
     ALICE,
     ME,
@@ -656,12 +657,25 @@ async def test_e6_conversations_of_one_room_do_not_wait_for_each_other(database_
 async def test_at_most_eight_sends_of_a_principal_are_in_flight(database_dsn: str) -> None:
     async with serving(database_dsn) as spine:
         spine.gateway.held["final"] = held = asyncio.Event()
-        await spine.hear(*[message(f"${n}") for n in range(20)])
+        rooms = (ROOM, OTHER_ROOM, "!third:x")
+        spine.answer(spine.room_batch(*rooms))
+        for room in rooms:
+            await spine.hear(*[message(f"${room}{n}") for n in range(20)], room=room)
         await spine.advance(2)
-        assert len(sends(spine, "final")) == 8
+        assert len(sends(spine, "final")) == IN_FLIGHT
         held.set()
         await spine.advance(2)
-        assert len(spine.finals()) == 20
+        assert [len(spine.finals(room)) for room in rooms] == [20, 20, 20]
+
+
+async def test_e6_a_room_whose_sends_all_hang_leaves_slots_to_others(database_dsn: str) -> None:
+    async with serving(database_dsn, ROOM, OTHER_ROOM) as spine:
+        spine.gateway.held[ROOM] = asyncio.Event()
+        await spine.hear(*[message(f"$a{n}") for n in range(20)])
+        assert len(spine.gateway.attempts) == IN_FLIGHT_IN_ROOM
+        await spine.hear(*[message(f"$b{n}") for n in range(20)], room=OTHER_ROOM)
+        await spine.advance(2)
+        assert len(spine.finals(OTHER_ROOM)) == 20
 
 
 # ---- E8 … E10, F2 ----------------------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ async def test_an_echo_names_no_turn_of_another_principal(ledgers: Ledgers) -> N
     held = (TurnSource(EventId("$1"), receipt, OrderKey(receipt)),)
     turn = TurnId(UUID(int=5))
     target = MessageTarget(ROOM, None, None)
-    record = TurnRecord(turn, target, ALICE, Epoch(1), True, Reason.DM, 1, "offline", None, held)
+    record = TurnRecord(turn, target, ALICE, Epoch(1), True, Reason.DM, 1, "offline", Fence(1), None, held)
     async with ledgers.lease.transaction("open_turn") as tx:
         await ledgers.turns.open(tx, record, config_generation="c1")
     other = Outbox(await add_principal(ledgers.database, "other"), ledgers.database)

@@ -1,9 +1,10 @@
 """Where a message read from history stands among what was heard (A12)."""
 
-from mindroom.core.ids import Epoch, EventId
+from mindroom.core.ids import Epoch, EventId, SyncToken
 from mindroom.core.values import GAP_PAGE_TOP, OrderKey
-from mindroom.journal.classify import classify_gap_page
+from mindroom.journal.gap_page import classify_gap_page
 from mindroom.journal.hydration import place
+from mindroom.journal.records import Gap
 from tests.support.events import HEARER, ROOM, message
 
 
@@ -11,7 +12,8 @@ def places(
     *oldest_first: str, standing: dict[str, OrderKey], floors: tuple[int, ...] = (), page: int = 0
 ) -> dict[EventId, OrderKey]:
     events = [message(name) for name in reversed(oldest_first)]
-    admission, _ = classify_gap_page(events, hearer=HEARER, room=ROOM, epoch=Epoch(1), floor=0, page=page)
+    behind = Gap(ROOM, SyncToken(""), SyncToken("t1"), floor=0, epoch=Epoch(1), opened_ms=0, page=page)
+    admission = classify_gap_page(events, hearer=HEARER, gap=behind, known={}).admission
     known = {EventId(name): key for name, key in standing.items()}
     return place(admission.heard, standing=known, floors=floors, passed=None)[0]
 
