@@ -13,7 +13,7 @@ from mindroom.matrix.client import MatrixClient
 from mindroom.matrix.gateway import MatrixGateway
 from mindroom.matrix.history import MatrixHistory
 from mindroom.matrix.membership import MatrixMembership
-from mindroom.matrix.rooms import RoomPlan, ensure_room, resolve_alias
+from mindroom.matrix.rooms import RoomPlan, ensure_room, find_room
 from mindroom.matrix.sync import TIMELINE_LIMIT, MatrixSync
 
 
@@ -37,9 +37,9 @@ class Edges:
         """Create or adopt a configured room."""
         return await ensure_room(self.client, plan)
 
-    async def resolve_alias(self, alias: str) -> RoomId | None:
-        """The room behind an alias, or None."""
-        return await resolve_alias(self.client, alias)
+    async def find_room(self, alias: str) -> RoomId | None:
+        """The room behind an alias, past its upgrades, or None."""
+        return await find_room(self.client, alias)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -3,7 +3,7 @@
 Runs only after the account's baseline is committed: what happens in a room we create must be heard as live (A3).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -16,6 +16,7 @@ from mindroom.core.blame import blame
 from mindroom.core.clock import Clock
 from mindroom.core.errors import DependencyError, MatrixFailure, UserError
 from mindroom.core.ids import RoomId, UserId
+from mindroom.db.lease import Lease
 from mindroom.matrix.rooms import RoomPlan
 
 log = structlog.get_logger(__name__)
@@ -31,8 +32,7 @@ class RoomProvisioner:
     edges: Edges
     gate: StartGate
     configured_rooms: set[RoomId]
-    effect_seconds: Callable[[], float]
-    """Raises DependencyError while ownership is in doubt (H2)."""
+    lease: Lease
     clock: Clock
 
     async def run(self) -> None:
@@ -44,9 +44,8 @@ class RoomProvisioner:
         while missing or not named:
             asked_seconds = None
             try:
-                self.effect_seconds()
                 if not named:
-                    await self.edges.set_display_name(self.agent.display_name)
+                    await self.lease.effect(self.edges.set_display_name(self.agent.display_name))
                     named = True
                 missing = [room for room in missing if not await self._provide(room)]
                 if not missing:
@@ -59,15 +58,13 @@ class RoomProvisioner:
             await self.clock.sleep(backoff.next_seconds(asked_seconds=asked_seconds))
 
     async def _provide(self, room: EffectiveRoom) -> bool:
-        self.effect_seconds()
         members = [agent for agent in self.agents if room in agent.rooms]
         if members[0] is self.agent or members[0].name == self.agent.name:
             others = tuple(agent.user_id for agent in members[1:])
-            found: RoomId | None = await self.edges.ensure_room(
-                RoomPlan(room.alias, room.display_name, owners=others, invites=(*others, *self.invited_users))
-            )
+            plan = RoomPlan(room.alias, room.display_name, owners=others, invites=(*others, *self.invited_users))
+            found: RoomId | None = await self.lease.effect(self.edges.ensure_room(plan))
         else:
-            found = await self.edges.resolve_alias(room.alias)
+            found = await self.lease.effect(self.edges.find_room(room.alias))
         if found is None:
             return False
         self.configured_rooms.add(found)

@@ -199,7 +199,7 @@ def wire(agent: EffectiveAgent, lease: Lease, *, ledgers: Ledgers, edges: Edges,
         joins=joins,
         upgrades=upgrades,
         rooms=RoomProvisioner(
-            agent, config.agents, sorted(config.authorized_users), edges, gate, configured, lease.effect_seconds, clock
+            agent, config.agents, sorted(config.authorized_users), edges, gate, configured, lease, clock
         ),
         signs=saying.signs,
     )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from mindroom.core.content import JsonObject
+from mindroom.core.content import JsonObject, identifier
 from mindroom.core.errors import MatrixFailure, MatrixFailureClass, RetryClass, UserError
 from mindroom.core.ids import RoomId, UserId
 from mindroom.matrix.client import MatrixCall, MatrixClient
@@ -18,6 +18,8 @@ _CREATE_TIMEOUT_SECONDS: Final = 120.0
 _PRIVILEGED_CREATORS_VERSION: Final = 12
 """From this room version on creators stand above every power level and are named at creation only."""
 _OWNER_LEVEL: Final = 100
+_MAX_UPGRADES: Final = 20
+"""So many upgrades of one room are followed at most, in case they form a ring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ async def ensure_room(client: MatrixClient, plan: RoomPlan) -> RoomId:
 
     Raises UserError when the alias belongs to somebody else's room or the homeserver refuses, else MatrixFailure.
     """
-    room = await resolve_alias(client, plan.alias)
+    room = await find_room(client, plan.alias)
     if room is None:
         try:
             return await _create(client, plan)
@@ -70,6 +72,19 @@ async def resolve_alias(client: MatrixClient, alias: str) -> RoomId | None:
             return None
         raise
     return _room_id(answer, MatrixCall.RESOLVE_ALIAS)
+
+
+async def find_room(client: MatrixClient, alias: str) -> RoomId | None:
+    """The room an alias leads to, past the upgrades of rooms that we are or were in (F4). Raises MatrixFailure.
+
+    An alias may stay behind when its room moves; a successor counts when we are in it and it names the room before it.
+    """
+    room = await resolve_alias(client, alias)
+    for _ in range(_MAX_UPGRADES):
+        if room is None or (successor := await _successor(client, room)) is None:
+            break
+        room = successor
+    return room
 
 
 async def invite_once(client: MatrixClient, room: RoomId, user: UserId) -> bool:
@@ -145,6 +160,18 @@ def _controls(user: UserId, create: JsonObject, levels: JsonObject | None) -> bo
     own = _mapping(levels.get("users")).get(user, levels.get("users_default", 0))
     needed = levels.get("redact", 50)
     return isinstance(own, int) and isinstance(needed, int) and own >= needed
+
+
+async def _successor(client: MatrixClient, room: RoomId) -> RoomId | None:
+    try:
+        tombstone = await _state(client, room, "m.room.tombstone", "")
+        named = identifier(_mapping(tombstone).get("replacement_room"))
+        create = await _state(client, RoomId(named), "m.room.create", "") if named else None
+    except MatrixFailure as failure:
+        if failure.failure_class is not MatrixFailureClass.FORBIDDEN:
+            raise
+        return None
+    return RoomId(named) if _mapping(_mapping(create).get("predecessor")).get("room_id") == room else None
 
 
 async def _state(

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -15,7 +16,7 @@ from mindroom.matrix.local_homeserver import LocalHomeserver
 from mindroom.matrix.paths import client_path
 from tests.support.matrix_human import MatrixHuman
 from tests.support.openai_server import Behaviour, OpenAIServer
-from tests.support.runtime import AgentSetup, House, copy_database, eventually, open_house
+from tests.support.runtime import AgentSetup, House, copy_database, eventually, is_final, open_house
 
 
 async def test_r4_messages_sent_while_down_are_all_answered(
@@ -162,6 +163,68 @@ async def test_f1_leaving_and_coming_back_between_two_syncs_is_one_departure(
         member = await house.row("SELECT epoch FROM room_membership WHERE room_id = $1", room)
         assert member is not None
         assert member["epoch"] == 2
+
+
+async def test_f1_f2_a_kick_while_an_answer_streams_and_a_rejoin(
+    synapse: LocalHomeserver, database_dsn: str, short_path: Path
+) -> None:
+    """F1, F2: the old question is never answered, the next one once."""
+    async with OpenAIServer(Behaviour(chunks=400, chunk_interval_seconds=0.1)) as server:
+        model = {"provider": "openai_like", "id": "m", "base_url": server.base_url}
+        async with open_house(synapse, database_dsn, short_path, model=model) as house:
+            await house.start()
+            room = await house.room("assistant")
+            old = await house.human.send(room, "tell me everything")
+            await house.human.wait_for(room, lambda e: e["sender"] == house.agent("assistant") and _is_progress(e))
+            await house.human.kick(room, house.agent("assistant"))
+            assert await house.outcome("assistant", old) == "departed"
+            server.behaviour.chunks = 1
+            await house.human.invite(room, house.agent("assistant"))
+            await house.joined(room, "assistant")
+            new = await house.human.send(room, "in short?")
+            await house.answer(room, "assistant", new)
+            await house.quiet()
+            finals = [m for m in await house.said(room, "assistant") if is_final(m)]
+            assert [m.content[DELIVERY_KEY]["sources"] for m in finals] == [[new]]
+
+
+async def test_f4_r13_an_upgraded_room_is_followed_with_what_is_owed_there(
+    synapse: LocalHomeserver, database_dsn: str, short_path: Path
+) -> None:
+    """F4, R13: upgraded while an answer is written. A private room's successor lets nobody in uninvited."""
+    async with OpenAIServer(Behaviour()) as server:
+        model = {"provider": "openai_like", "id": "m", "base_url": server.base_url}
+        async with open_house(synapse, database_dsn, short_path, model=model) as house:
+            await house.start()
+            for preset in ("public_chat", "private_chat"):
+                await _upgraded_while_answering(house, server, preset=preset)
+
+
+async def _upgraded_while_answering(house: House, server: OpenAIServer, *, preset: str) -> None:
+    agent = house.agent("assistant")
+    old = await house.room("assistant", preset=preset)
+    server.behaviour.delay_seconds = 5.0
+    owed = await house.human.send(old, "think hard", mentions=[agent])
+    await house.human.wait_for(old, lambda e: e["sender"] == agent and _is_placeholder(e))
+    path = f"/rooms/{quote(old, safe='')}/upgrade"
+    new = (await house.human.call("POST", path, body={"new_version": "11"}))["replacement_room"]
+    if preset == "private_chat":
+        await house.human.invite(new, agent)
+    await house.joined(new, "assistant")
+    assert agent in await house.human.members(old), "an answer is owed there"
+    answer = await house.answer(new, "assistant", owed, timeout_seconds=40)
+    assert answer.body.startswith("In answer to https://matrix.to/#/")
+    server.behaviour.delay_seconds = 0.0
+
+    async def is_left() -> bool:
+        return agent not in await house.human.members(old)
+
+    await eventually(is_left, what="the old room is left")
+    later = await house.human.send(new, "still there?", mentions=[agent])
+    await house.answer(new, "assistant", later)
+    await house.quiet()
+    assert [m.content[DELIVERY_KEY]["sources"] for m in await house.said(new, "assistant")] == [[owed], [later]]
+    assert not any(is_final(m) for m in await house.said(old, "assistant"))
 
 
 async def test_a7_e10_an_encrypted_room_gets_the_sentence_once_and_nothing_else(
@@ -387,6 +450,11 @@ async def _principals(house: House) -> dict[str, tuple[str, int]]:
 def _is_placeholder(event: dict[str, object]) -> bool:
     content = event["content"]
     return isinstance(content, dict) and content.get(DELIVERY_KEY, {}).get("stage") == "initial"
+
+
+def _is_progress(event: dict[str, object]) -> bool:
+    content = event["content"]
+    return isinstance(content, dict) and content.get(DELIVERY_KEY, {}).get("stage") == "progress"
 
 
 async def _fence(house: House) -> int:

@@ -301,7 +301,7 @@ class ScriptedEdges(Edges):
     async def ensure_room(self, plan: RoomPlan) -> RoomId:
         raise AssertionError("no rooms are configured")
 
-    async def resolve_alias(self, alias: str) -> RoomId | None:
+    async def find_room(self, alias: str) -> RoomId | None:
         raise AssertionError("no rooms are configured")
 
     async def close(self) -> None:
@@ -332,6 +332,14 @@ class ObservedConnection:
         return await self._connection.execute(statement, *args)
 
 
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """Where a transaction stands still while others come."""
+
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class ObservedDatabase(Database):
     """Knows whether a statement is on its way, what transactions said, and fails the ones it is told to."""
 
@@ -341,6 +349,8 @@ class ObservedDatabase(Database):
         self.transactions: list[tuple[str, list[str]]] = []
         self.outage: Callable[[str], bool] = lambda _name: False
         """True for transactions (or `read`) that find no database, before their commit."""
+        self.barriers: dict[str, Barrier] = {}
+        """The next transaction of that name stops at its beginning."""
 
     async def fetch(self, statement: str, *args: Any) -> list[asyncpg.Record]:
         if self.outage("read"):
@@ -358,6 +368,9 @@ class ObservedDatabase(Database):
             async with super().transaction(name, guard=guard) as tx:
                 statements: list[str] = []
                 tx.connection = ObservedConnection(tx.connection, statements)
+                if (barrier := self.barriers.pop(name, None)) is not None:
+                    barrier.reached.set()
+                    await barrier.go.wait()
                 yield tx
                 if self.outage(name):
                     raise DatabaseUnavailable("scripted")

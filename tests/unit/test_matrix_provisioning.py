@@ -11,7 +11,7 @@ from mindroom.core.errors import MatrixFailureClass as C
 from mindroom.core.ids import DeviceId, UserId
 from mindroom.matrix.accounts import AccountSession, Credentials, ensure_account, ensure_display_name, whoami
 from mindroom.matrix.client import MatrixClient
-from mindroom.matrix.rooms import RoomPlan, ensure_room, invite_once
+from mindroom.matrix.rooms import RoomPlan, ensure_room, find_room, invite_once
 from tests.support.matrix_clients import open_client, register
 from tests.support.scripted_homeserver import (
     Misbehaviour,
@@ -236,3 +236,48 @@ async def test_a_refused_invite_is_no_error_and_an_unanswered_one_is(
     assert await invite_once(client, room, EVE) is False
     with pytest.raises(MatrixFailure):
         await invite_once(client, room, EVE)
+
+
+# ---- upgraded rooms --------------------------------------------------------------------------------------------------
+def upgraded(
+    server: ScriptedHomeserver, user: str, *, predecessor: str | None = None, invited: bool = True
+) -> list[str]:
+    """The lobby and its successor; the alias stays behind."""
+    world = server.world
+    old = world.create_room(user, {"room_alias_name": "lobby"})
+    named = {"predecessor": {"room_id": predecessor or old}}
+    new = world.create_room(BOB, {"creation_content": named, "invite": [user], "power_level_content_override": {}})
+    if invited:
+        world.join(world.rooms[new], user)
+    world.append(world.rooms[new], BOB, "m.room.power_levels", {"users": {user: 50}}, state_key="")
+    world.append(world.rooms[old], BOB, "m.room.tombstone", {"replacement_room": new}, state_key="")
+    return [old, new]
+
+
+async def test_f4_r13_an_alias_that_stayed_behind_leads_to_the_successor(
+    server: ScriptedHomeserver, client: MatrixClient
+) -> None:
+    """F4, R13: a configured room moves with its upgrade, for who provides it and for who only looks it up."""
+    _, new = upgraded(server, client.user_id)
+    assert await find_room(client, PLAN.alias) == new
+    assert await ensure_room(client, PLAN) == new
+    assert server.world.rooms[new].membership(EVE)[1] == "invite"
+
+
+@pytest.mark.parametrize(("predecessor", "invited"), [("!another:scripted.test", True), (None, False)])
+async def test_f4_a_room_that_is_no_successor_of_ours_is_not_taken_for_one(
+    server: ScriptedHomeserver, client: MatrixClient, predecessor: str | None, invited: bool
+) -> None:
+    """F4: it names another room, or we are not in it."""
+    old, _ = upgraded(server, client.user_id, predecessor=predecessor, invited=invited)
+    assert await find_room(client, PLAN.alias) == old
+
+
+async def test_f4_a_ring_of_upgrades_comes_to_an_end(server: ScriptedHomeserver, client: MatrixClient) -> None:
+    """F4: whoever may upgrade rooms may also write nonsense into them."""
+    old, new = upgraded(server, client.user_id)
+    world = server.world
+    world.append(world.rooms[new], BOB, "m.room.tombstone", {"replacement_room": old}, state_key="")
+    create = {"predecessor": {"room_id": new}}
+    world.append(world.rooms[old], BOB, "m.room.create", create, state_key="")
+    assert await find_room(client, PLAN.alias) in (old, new)
