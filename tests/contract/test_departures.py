@@ -53,7 +53,7 @@ def page(*newest_first: Event) -> HistoryPage:
 
 
 # ---- what a departure ends (F2) --------------------------------------------------------------------------------------
-async def test_f2_after_a_kick_nothing_of_the_old_stay_is_said_and_what_follows_the_rejoin_is(
+async def test_f2_after_a_kick_nothing_of_the_old_stay_is_said_any_more(
     database_dsn: str,
 ) -> None:
     """F2, F1: the running answer is cancelled, what waits is settled, tables of the room are empty."""
