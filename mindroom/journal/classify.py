@@ -209,8 +209,11 @@ class RoomReader:
 
         The join that began this stay is no news, nor is anything before it: servers repeat it as state, and a recovery
         shows it in the timeline. While it is unknown, only a timeline that goes on from the last one tells of another.
+        Where we knew that we are out, only the last join matters: earlier ones began stays that have ended.
         """
         joins = [event for event in [*state, *timeline] if joins_by(event, self.hearer.user_id)]
+        if not self._is_member:
+            joins = joins[-1:]
         stay = self.current.joined_by if self.current and self.current.membership is Membership.JOIN else None
         known_at = max((i for i, event in enumerate(joins) if event["event_id"] == stay), default=-1)
         for event in joins[known_at + 1 :]:

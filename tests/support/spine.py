@@ -343,8 +343,8 @@ class Barrier:
 class ObservedDatabase(Database):
     """Knows whether a statement is on its way, what transactions said, and fails the ones it is told to."""
 
-    def __init__(self, pool: asyncpg.Pool, metrics: Metrics) -> None:
-        super().__init__(pool, metrics)
+    def __init__(self, pool: asyncpg.Pool, metrics: Metrics, clock: TestClock) -> None:
+        super().__init__(pool, metrics, clock=clock)
         self.in_flight = 0
         self.transactions: list[tuple[str, list[str]]] = []
         self.outage: Callable[[str], bool] = lambda _name: False
@@ -606,9 +606,9 @@ async def open_spine(dsn: str, *, thread_mode: str = "thread") -> AsyncIterator[
     metrics = Metrics()
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(asyncpg.create_pool(dsn, min_size=1, max_size=8))
-        database = ObservedDatabase(pool, metrics)
         # The database's clock is the real one plus an offset, so ours starts at the same moment.
         clock = TestClock(datetime.now(UTC))
+        database = ObservedDatabase(pool, metrics, clock)
         process = await register_process(database, host="host", pid=1, boot_id="boot", data_folder="/data", version="0")
         times = LeaseTimes(FOREVER_SECONDS)
         keeper = LeaseKeeper(database, process=process, clock=clock, times=times, beat_database=database)

@@ -1,6 +1,7 @@
 """One principal that cannot be served is unhealthy with a reason and stops nobody else (B5, R7)."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import cast
@@ -14,8 +15,8 @@ from mindroom.bot.wiring import BotNeeds
 from mindroom.config import EffectiveAgent
 from mindroom.core.clock import TestClock
 from mindroom.core.errors import MatrixFailure, MatrixFailureClass, UserError
-from mindroom.core.ids import PrincipalName
-from mindroom.db.lease import LeaseKeeper
+from mindroom.core.ids import Fence, PrincipalName, ProcessId
+from mindroom.db.lease import LeaseKeeper, LeaseTimes, Standing
 from tests.support.spine import spine_config
 
 BROKEN, FINE = PrincipalName("broken"), PrincipalName("fine")
@@ -28,6 +29,7 @@ class Refusing:
     failure: Exception
     asked: int = 0
     reasons: list[str | None] = field(default_factory=list)
+    times: LeaseTimes = field(default_factory=lambda: LeaseTimes(15.0))
 
     @property
     def store(self) -> "Refusing":
@@ -41,6 +43,13 @@ class Refusing:
             self.asked += 1
             raise self.failure
         return SimpleNamespace(principal=2)
+
+    async def leave(self) -> None:
+        return None
+
+    async def standings(self, principals: Sequence[int]) -> tuple[dict[int, Standing], int]:
+        held = Standing(ProcessId(7), Fence(1), False, 1.0)
+        return dict.fromkeys(principals, held), 2
 
     async def take(self, principal: int, name: PrincipalName) -> None:
         return None
