@@ -119,9 +119,7 @@ async def admitter_for(lease: Lease, clock: SystemClock) -> Admitter:
         worker=worker,
         release=TurnRelease(ledgers.turns, ledgers.outbox, worker, RunningTurns()),
         metrics=metrics,
-        hooks=AdmissionHooks(
-            pending=lambda _key: None, held=lambda _rooms: None, gaps=lambda: None, invites=lambda: None
-        ),
+        hooks=AdmissionHooks(pending=lambda _key: None, held=lambda _rooms: None, gaps=lambda: None, rooms=()),
     )
 
 

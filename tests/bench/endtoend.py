@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import asyncpg
+
 from tests.bench.stage import AGENT, ALIAS, PASSWORD, RIG, Stage
 
 # Written by the answering principal for its answers; beats, renewals and token-only saves are apart (architecture).
@@ -37,7 +39,7 @@ LOADS = (
 
 async def measure(stage: Stage, load: Load) -> dict[str, Any]:
     """Run one load; the figures of a row."""
-    before = stage.metric("mindroom_db_transaction_seconds_count")
+    before, called = stage.metric("mindroom_db_transaction_seconds_count"), await _calls(stage)
     raw = await _rig(
         stage,
         "load",
@@ -50,7 +52,7 @@ async def measure(stage: Stage, load: Load) -> dict[str, Any]:
         "--pg", stage.dsn,
         "--hslog", str(stage.homeserver.access_log),
     )  # fmt: skip
-    after = stage.metric("mindroom_db_transaction_seconds_count")
+    after, calls = stage.metric("mindroom_db_transaction_seconds_count"), await _calls(stage)
     commits = {name: after[name] - before.get(name, 0.0) for name in after}
     named = sum(count for label, count in commits.items() if not _is_apart(label))
     probe = raw["probe"]
@@ -70,8 +72,22 @@ async def measure(stage: Stage, load: Load) -> dict[str, Any]:
         "edits_per_answer": raw["edits_per_answer"],
         "rss_max_mib": probe["rss_max"]["runtime"],
         "foreign_cpu_s": probe["foreign_cpu_s"],
+        "calls": {k: round((n - called.get(k, 0)) / load.count, 2) for k, n in calls.items() if n > called.get(k, 0)},
         "transactions": {k: round(v / load.count, 2) for k, v in commits.items() if v},
     }
+
+
+async def _calls(stage: Stage) -> dict[str, int]:
+    """How often each tagged statement ran, by its name."""
+    connection = await asyncpg.connect(stage.dsn)
+    try:
+        rows = await connection.fetch(
+            "SELECT substring(query FROM 'mindroom:([a-z_]+)') AS name, sum(calls)::bigint AS calls "
+            "FROM pg_stat_statements WHERE query LIKE '%mindroom:%' GROUP BY 1"
+        )
+        return {row["name"]: row["calls"] for row in rows}
+    finally:
+        await connection.close()
 
 
 async def cold_starts(stage: Stage, *, count: int = 3) -> dict[str, Any]:

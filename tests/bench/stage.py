@@ -4,15 +4,17 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from mindroom.db.embedded import EmbeddedPostgres
 from mindroom.db.folder import DataFolder
@@ -72,13 +74,24 @@ class Stage:
     def pid_file(self) -> Path:
         return self.folder / "runtime.pid"
 
-    def start_runtime(self) -> None:
-        """Start `mindroom run` on the stage's database."""
+    def beside(self) -> "Stage":
+        """Another process' place on the same database: a folder of its own with the same key, and a port of its own."""
+        folder = self.folder / "beside"
+        (folder / "data").mkdir(parents=True, exist_ok=True)
+        shutil.copy(DataFolder(self.folder / "data").key_file, DataFolder(folder / "data").key_file)
+        port = free_port()
+        config = (self.folder / "config.yaml").read_text()
+        (folder / "config.yaml").write_text(config.replace(f"port: {self.http_port}", f"port: {port}"))
+        return Stage(folder, self.postgres, self.homeserver, self.dsn, self.model_port, port, starts=self.starts)
+
+    def start_runtime(self, *, environ: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Start `mindroom run` on the stage's database, with more variables in its environment."""
         self.starts += 1
         environment = {
             **os.environ,
             "DATABASE_URL": self.dsn,
             "MINDROOM_REGISTRATION_SECRET": self.homeserver.registration_shared_secret,
+            **environ,
         }
         command = [sys.executable, "-m", "mindroom", "run", "-c", str(self.folder / "config.yaml")]
         with self.log.open("wb") as out:
