@@ -254,6 +254,11 @@ Table(
         *("principal", "room_id", "revision_id"),
         postgresql_where=text("revision_id <> event_id"),
     ),
+    Index(
+        "visible_messages_withheld",
+        "principal",
+        postgresql_where=text("content IS NULL AND revision_id <> event_id"),
+    ),
 )
 Table(
     "unresolved_edits",
@@ -262,7 +267,7 @@ Table(
     _id("room_id"),
     _id("target_id"),
     _id("sender"),
-    _jsonb("content"),
+    _jsonb("content", nullable=True),
     _big("revision_ts"),
     _id("revision_id"),
     _int("epoch"),
@@ -463,5 +468,10 @@ Table(
         postgresql_where=text("state IN ('queued', 'claimed')"),
     ),
     Index("delivery_outbox_turn", "turn_id"),
+    Index(
+        "delivery_outbox_event",
+        *("principal", "acked_event_id"),
+        postgresql_where=text("acked_event_id IS NOT NULL"),
+    ),
     Index("delivery_outbox_txn", "principal", "txn_id", unique=True),
 )

@@ -97,17 +97,18 @@ COMMENT ON COLUMN visible_messages.origin_ts IS 'The homeserver''s time of the o
 COMMENT ON COLUMN visible_messages.base IS 'First part of the order key; prompts are ordered by it.';
 COMMENT ON COLUMN visible_messages.page IS 'Second part of the order key.';
 COMMENT ON COLUMN visible_messages.idx IS 'Third part of the order key.';
-COMMENT ON COLUMN visible_messages.content IS 'Content of the latest revision; NULL: an answer of ours without final text yet.';
+COMMENT ON COLUMN visible_messages.content IS 'Content of the latest revision; NULL: an answer of ours without final text yet, or a redacted edit, whose text before is owed.';
 COMMENT ON COLUMN visible_messages.relates_to IS 'The original''s relation: reply and thread.';
 COMMENT ON COLUMN visible_messages.revision_ts IS 'The homeserver''s time of the revision shown, in milliseconds.';
 COMMENT ON COLUMN visible_messages.revision_id IS 'Event id of the revision shown; the original''s own when never edited.';
 COMMENT ON COLUMN visible_messages.turn_id IS 'The turn of which it is the answer, for messages of ours.';
 COMMENT ON INDEX visible_messages_pkey IS 'Edits and redactions find their message.';
 COMMENT ON INDEX visible_messages_conversation IS 'Prompts read a conversation by order key.';
+COMMENT ON INDEX visible_messages_withheld IS 'Messages whose text before a redacted edit is owed.';
 COMMENT ON INDEX visible_messages_revision IS 'A redacted edit finds the message whose shown revision it was.';
 
 COMMENT ON COLUMN unresolved_edits.target_id IS 'The original that has not been seen.';
-COMMENT ON COLUMN unresolved_edits.content IS 'New content that the edit asks for.';
+COMMENT ON COLUMN unresolved_edits.content IS 'New content that the edit asks for; NULL once it was redacted.';
 COMMENT ON COLUMN unresolved_edits.revision_ts IS 'The homeserver''s time of the edit in milliseconds.';
 COMMENT ON COLUMN unresolved_edits.revision_id IS 'Event id of the edit.';
 COMMENT ON COLUMN unresolved_edits.epoch IS 'Membership generation under which the edit was seen.';
@@ -195,8 +196,8 @@ COMMENT ON COLUMN turn_sources.role IS 'source: the turn answers it; parked: the
 COMMENT ON INDEX turn_sources_event IS 'An event belongs to one turn of a principal.';
 
 COMMENT ON COLUMN turn_steps.step IS 'Number of the model step within the generation.';
-COMMENT ON COLUMN turn_steps.canonical_text IS 'What the model said, before hooks.';
-COMMENT ON COLUMN turn_steps.replayable_text IS 'What later prompts replay.';
+COMMENT ON COLUMN turn_steps.canonical_text IS 'What the model said, before hooks; empty once a source or the answer was redacted.';
+COMMENT ON COLUMN turn_steps.replayable_text IS 'What later prompts replay; empty once a source or the answer was redacted.';
 COMMENT ON COLUMN turn_steps.input_tokens IS 'Tokens read in this step.';
 COMMENT ON COLUMN turn_steps.output_tokens IS 'Tokens written in this step.';
 COMMENT ON INDEX turn_steps_pkey IS 'A step is stored once and read back in order.';
@@ -209,7 +210,7 @@ COMMENT ON COLUMN delivery_outbox.generation IS 'Generation of the turn that spe
 COMMENT ON COLUMN delivery_outbox.purpose IS 'An answer, a notice of the runtime, the removal of a placeholder that no answer followed, or one found already said and adopted.';
 COMMENT ON COLUMN delivery_outbox.thread_id IS 'Thread root; empty text is the main timeline.';
 COMMENT ON COLUMN delivery_outbox.epoch IS 'Membership generation; after a departure the row is not sent (F2).';
-COMMENT ON COLUMN delivery_outbox.content IS 'What to say.';
+COMMENT ON COLUMN delivery_outbox.content IS 'What to say; NULL once what was said is redacted.';
 COMMENT ON COLUMN delivery_outbox.wire IS 'Exact payload, frozen when claimed; every attempt sends the same.';
 COMMENT ON COLUMN delivery_outbox.notify IS 'Users that the message mentions, so that their clients tell them.';
 COMMENT ON COLUMN delivery_outbox.edit_target IS 'Our event that this one edits; NULL: a new event.';
@@ -223,5 +224,6 @@ COMMENT ON COLUMN delivery_outbox.last_error IS 'Class and code of the last fail
 COMMENT ON COLUMN delivery_outbox.acked_event_id IS 'The event that the room sees.';
 COMMENT ON INDEX delivery_outbox_pkey IS 'One row per delivery and stage: a repeated hand-off changes nothing.';
 COMMENT ON INDEX delivery_outbox_owed IS 'The outbox worker reads what a room is still owed.';
+COMMENT ON INDEX delivery_outbox_event IS 'A redaction finds what of ours it takes back.';
 COMMENT ON INDEX delivery_outbox_turn IS 'What a turn said.';
 COMMENT ON INDEX delivery_outbox_txn IS 'A transaction id is used once; echoes find their row.';

@@ -159,20 +159,21 @@ CREATE TABLE visible_messages (
 );
 CREATE INDEX visible_messages_conversation ON visible_messages (principal, room_id, thread_id, base, page, idx);
 CREATE INDEX visible_messages_revision ON visible_messages (principal, room_id, revision_id) WHERE revision_id <> event_id;
-COMMENT ON TABLE visible_messages IS 'Projection: the latest visible revision of each message. content NULL: an answer of ours that has no final text yet.';
+CREATE INDEX visible_messages_withheld ON visible_messages (principal) WHERE content IS NULL AND revision_id <> event_id;
+COMMENT ON TABLE visible_messages IS 'Projection: the latest visible revision of each message. content NULL: an answer of ours that has no final text yet, or, when the revision is an edit, one that was redacted: the text before it is owed.';
 
 CREATE TABLE unresolved_edits (
     principal integer NOT NULL,
     room_id text COLLATE "C" NOT NULL,
     target_id text COLLATE "C" NOT NULL,
     sender text COLLATE "C" NOT NULL,
-    content jsonb NOT NULL,
+    content jsonb,
     revision_ts bigint NOT NULL,
     revision_id text COLLATE "C" NOT NULL,
     epoch integer NOT NULL,
     PRIMARY KEY (principal, room_id, target_id, sender)
 );
-COMMENT ON TABLE unresolved_edits IS 'The newest edit per sender of an original that has not been seen yet.';
+COMMENT ON TABLE unresolved_edits IS 'The newest edit per sender of an original that has not been seen yet; content NULL once it was redacted.';
 
 CREATE TABLE redaction_tombstones (
     principal integer NOT NULL,
@@ -351,6 +352,7 @@ CREATE TABLE delivery_outbox (
 );
 CREATE INDEX delivery_outbox_owed ON delivery_outbox (principal, room_id, not_before) WHERE state IN ('queued', 'claimed');
 CREATE INDEX delivery_outbox_turn ON delivery_outbox (turn_id);
+CREATE INDEX delivery_outbox_event ON delivery_outbox (principal, acked_event_id) WHERE acked_event_id IS NOT NULL;
 CREATE UNIQUE INDEX delivery_outbox_txn ON delivery_outbox (principal, txn_id);
 COMMENT ON TABLE delivery_outbox IS 'Everything visible that we say: one row per delivery and stage (E1, E9).';
 

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from mindroom.bot.forget import Forgetting
 from mindroom.core.content import DeliveryMarker, JsonObject, message_content
 from mindroom.core.errors import DatabaseUnavailable, FenceLost
-from mindroom.core.ids import THREAD_MAIN, EventId, RoomId, SyncToken, TurnId
+from mindroom.core.ids import THREAD_MAIN, EventId, RoomId, SyncToken
 from mindroom.core.metrics import Metrics
 from mindroom.core.values import Action, MessageTarget, OrderKey, Reason, Stage, Verdict
 from mindroom.db.engine import Tx
@@ -22,7 +23,7 @@ from mindroom.journal.recovery import Recovery
 from mindroom.journal.reduce import plain_originals
 from mindroom.journal.rooms import RoomBook
 from mindroom.journal.store import Journal
-from mindroom.outbox.records import DeliveryKey, NewDelivery, Purpose, answer_delivery_id, notice_delivery_id
+from mindroom.outbox.records import DeliveryKey, NewDelivery, Purpose, notice_delivery_id
 from mindroom.outbox.store import EchoRow, Outbox
 from mindroom.outbox.worker import OutboxWorker
 from mindroom.turns.release import TurnRelease
@@ -36,14 +37,6 @@ _LATE = Verdict(Action.IGNORE, Reason.LATE).outcome
 
 class _Undo(Exception):
     """Ends a trial whose commit is not wanted."""
-
-
-async def settle_redacted(tx: Tx, redactions: Sequence[Redaction], *, journal: Journal, release: TurnRelease) -> None:
-    """What was owed for messages that are redacted now, and what they were part of, ends in the same commit (A4)."""
-    events = [redaction.target for redaction in redactions]
-    rooms = [redaction.room for redaction in redactions]
-    gone = await journal.settle(tx, events, outcome="redacted", rooms=rooms)
-    await release.sources_gone(tx, gone, outcome="redacted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +65,7 @@ class Admitter:
     outbox: Outbox
     worker: OutboxWorker
     release: TurnRelease
+    forgetting: Forgetting
     metrics: Metrics
     hooks: AdmissionHooks
 
@@ -112,11 +106,12 @@ class Admitter:
         raise AssertionError("unreachable")
 
     async def _write(self, tx: Tx, admission: Admission, checkpoint: Checkpoint) -> Admitted:
+        silenced = await self.silenced(tx, admission)
         if admission.echoes:
             await self._echoes(tx, admission.echoes)
         await self._rooms(tx, admission)
         floor = await self.recovery.draw_floor(tx) if admission.gaps else 0
-        admitted = await self.hear(tx, admission, checkpoint=checkpoint)
+        admitted = await self.hear(tx, admission, silenced=silenced, checkpoint=checkpoint)
         if admission.gaps:
             await self.recovery.open_gaps(tx, admission.gaps, floor=floor)
         if admission.encrypted_asks:
@@ -131,18 +126,24 @@ class Admitter:
 
         return await self.lease.run("save_token", body)
 
-    async def hear(self, tx: Tx, admission: Admission, *, checkpoint: Checkpoint | None = None) -> Admitted:
+    async def silenced(self, tx: Tx, admission: Admission) -> list[Redaction]:
+        """What is stored of people who are removed with all their events; read before a departure forgets it (A4)."""
+        return await self.projection.said_by(tx, admission.silenced) if admission.silenced else []
+
+    async def hear(
+        self, tx: Tx, admission: Admission, *, silenced: Sequence[Redaction], checkpoint: Checkpoint | None = None
+    ) -> Admitted:
         """Receipts and projection of a batch, and what redactions in it put an end to (A4)."""
         plain = plain_originals(admission.projection)
         admitted = await self.journal.hear(tx, admission.heard, plain=plain, checkpoint=checkpoint)
-        redactions = await self.projection.apply(
+        withdrawn = await self.projection.apply(
             tx,
-            admission.projection,
+            [*silenced, *admission.projection],
             keys=admitted.keys,
             shown=admitted.shown,
         )
-        if redactions:
-            await settle_redacted(tx, redactions, journal=self.journal, release=self.release)
+        if withdrawn is not None:
+            await self.forgetting.forget(tx, withdrawn)
         if admission.progress:
             seen = [(p.delivery, p.revision.timestamp_ms, p.revision.event_id) for p in admission.progress]
             again = await self.outbox.say_again(tx, seen)
@@ -179,7 +180,9 @@ class Admitter:
             for echo in reversed(echoes)
         }
         fresh = await self.outbox.acknowledge_echoes(tx, list(rows.values()))
-        answered = await self._answered_by_redacted(tx, echoes)
+        # A redacted FINAL names nothing any more; its turn is found by the delivery.
+        redacted = [echo.delivery for echo in echoes if echo.stage is Stage.FINAL and echo.marker is None]
+        answered = await self.turns.answered_by(tx, redacted) if redacted else {}
         for echo in echoes:
             if echo.stage is Stage.FINAL and echo.marker is not None:
                 answered.update(dict.fromkeys(echo.marker.sources, echo.marker.turn))
@@ -190,16 +193,6 @@ class Admitter:
             await self.release.sources_gone(tx, gone, outcome="answered")
         known = [(row.key, row.event_id) for row in rows.values()]
         tx.after_commit(lambda: self._seen(known, adopted=len(fresh)))
-
-    async def _answered_by_redacted(self, tx: Tx, echoes: Sequence[Echo]) -> dict[EventId, TurnId | None]:
-        """A redacted FINAL names nothing any more; the turn it belongs to is found by its delivery id (A6)."""
-        redacted = {echo.delivery for echo in echoes if echo.stage is Stage.FINAL and echo.marker is None}
-        answered: dict[EventId, TurnId | None] = {}
-        for turn_id in await self.turns.open_turns(tx=tx) if redacted else []:
-            turn = await self.turns.require(turn_id, tx=tx)
-            if answer_delivery_id(turn.turn_id, turn.generation) in redacted:
-                answered.update(dict.fromkeys(turn.events, turn.turn_id))
-        return answered
 
     def _seen(self, known: list[tuple[DeliveryKey, EventId]], *, adopted: int) -> None:
         self.worker.acknowledged(known)

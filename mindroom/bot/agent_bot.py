@@ -55,6 +55,7 @@ class AgentBot:
             services.sync.run(),
             services.feeder.run(),
             services.gaps.run(),
+            services.restorer.run(),
             services.joins.run(),
             services.upgrades.run(),
         )

@@ -145,7 +145,8 @@ class GapWorker:
             if not await self._admitter.recovery.advance(tx, gap, after):
                 raise TransactionRefused("gap_page", "the gap moved on")
             await self._admitter.echoes_of(tx, read.admission.echoes)
-            admitted = await self._admitter.hear(tx, read.admission)
+            silenced = await self._admitter.silenced(tx, read.admission)
+            admitted = await self._admitter.hear(tx, read.admission, silenced=silenced)
             tx.after_commit(lambda: self._admitter.heard(read.admission, admitted))
 
         try:

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from mindroom.bot.admit import settle_redacted
+from mindroom.bot.forget import Forgetting
 from mindroom.core.backoff import Backoff, backoff_seconds
 from mindroom.core.clock import Clock
 from mindroom.core.content import JsonObject
@@ -30,8 +30,6 @@ from mindroom.journal.hydration import Hydration, Reach, place
 from mindroom.journal.projection import MessageProjection
 from mindroom.journal.records import NO_TOKEN, Gap, Hearer, Original
 from mindroom.journal.rooms import RoomBook
-from mindroom.journal.store import Journal
-from mindroom.turns.release import TurnRelease
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -55,8 +53,7 @@ class Hydrator:
     book: RoomBook
     hydration: Hydration
     projection: MessageProjection
-    journal: Journal
-    release: TurnRelease
+    forgetting: Forgetting
     history: HistoryPort
     clock: Clock
     metrics: Metrics
@@ -179,8 +176,8 @@ class Hydrator:
                 raise TransactionRefused("hydrate_chunk", "our stay or the gaps are others")
             keys |= {h.event_id: OrderKey(0) for h in admission.heard if h.event_id not in keys}
             new = [c for c in admission.projection if not isinstance(c, Original) or c.event_id not in standing]
-            if redactions := await self.projection.apply(tx, new, keys=keys):
-                await settle_redacted(tx, redactions, journal=self.journal, release=self.release)
+            if (withdrawn := await self.projection.apply(tx, new, keys=keys)) is not None:
+                await self.forgetting.forget(tx, withdrawn)
             return passed
 
         passed = await self.lease.run("hydrate_chunk", body)

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from mindroom.bot.admit import AdmissionHooks, Admitter
 from mindroom.bot.edges import Edges
 from mindroom.bot.feeder import Feeder
+from mindroom.bot.forget import Forgetting
 from mindroom.bot.gaps import GapWorker
 from mindroom.bot.gate import StartGate
 from mindroom.bot.hydrate import Hydrator
 from mindroom.bot.invites import JoinWorker
 from mindroom.bot.lanes import Lanes
+from mindroom.bot.restore import RevisionRestorer
 from mindroom.bot.rooms import RoomProvisioner
 from mindroom.bot.sync import SyncLoop
 from mindroom.bot.upgrades import Upgrades
@@ -105,6 +107,7 @@ class Services:
     parking: Parking
     worker: OutboxWorker
     gaps: GapWorker
+    restorer: RevisionRestorer
     joins: JoinWorker
     upgrades: Upgrades
     rooms: RoomProvisioner
@@ -117,6 +120,7 @@ class _Saying:
     runner: ResponseRunner
     signs: WorkingSigns
     release: TurnRelease
+    forgetting: Forgetting
     hydrator: Hydrator
 
 
@@ -166,6 +170,7 @@ def wire(agent: EffectiveAgent, lease: Lease, *, ledgers: Ledgers, edges: Edges,
         outbox=ledgers.outbox,
         worker=saying.worker,
         release=saying.release,
+        forgetting=saying.forgetting,
         metrics=metrics,
         hooks=AdmissionHooks(
             pending=feeder.wake, held=gate.hold_also, gaps=gap_found.set, rooms=[joins.wake, upgrades.wake]
@@ -196,6 +201,7 @@ def wire(agent: EffectiveAgent, lease: Lease, *, ledgers: Ledgers, edges: Edges,
             clock=clock,
             metrics=metrics,
         ),
+        restorer=RevisionRestorer(lease, hearer, ledgers.projection, saying.forgetting, edges.history, gate, clock),
         joins=joins,
         upgrades=upgrades,
         rooms=RoomProvisioner(
@@ -234,14 +240,14 @@ def _saying(
         metrics=metrics,
     )
     release = TurnRelease(ledgers.turns, ledgers.outbox, worker, running)
+    forgetting = Forgetting(ledgers.journal, ledgers.turns, ledgers.outbox, release)
     hydrator = Hydrator(
         lease,
         hearer,
         ledgers.book,
         ledgers.hydration,
         ledgers.projection,
-        ledgers.journal,
-        release,
+        forgetting,
         edges.history,
         clock,
         metrics,
@@ -261,7 +267,7 @@ def _saying(
         clock=clock,
         metrics=metrics,
     )
-    return _Saying(worker, runner, signs, release, hydrator)
+    return _Saying(worker, runner, signs, release, forgetting, hydrator)
 
 
 def _controller(

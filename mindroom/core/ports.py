@@ -48,6 +48,10 @@ class HistoryPort(Protocol):
         """One page of what relates to `root`, directly or not, newest first; never the root. Raises MatrixFailure."""
         ...
 
+    async def edits(self, room: RoomId, event: EventId, *, limit: int) -> HistoryPage:
+        """The latest edits of an event. Raises MatrixFailure."""
+        ...
+
     async def event(self, room: RoomId, event: EventId) -> JsonObject:
         """One event. Raises MatrixFailure."""
         ...

@@ -31,6 +31,7 @@ from mindroom.journal.records import (
     Redaction,
     Revision,
     RoomMembership,
+    Silenced,
     StateRow,
 )
 from mindroom.journal.rooms import KEPT_STATE, RoomBook
@@ -50,10 +51,12 @@ from mindroom.journal.shape import (
     membership_before,
     origin_ts,
     redaction_target,
+    silenced_user,
     storable_marker,
 )
 from mindroom.journal.trust import late_before
 
+_SPEECH = frozenset({EventKind.MESSAGE, EventKind.MEDIA, EventKind.EDIT, EventKind.ENCRYPTED})
 _MEMBERSHIP_KEYS = ("membership", "io.element.msc4115.membership")
 
 
@@ -339,6 +342,10 @@ class RoomReader:
         if is_redacted(event):
             self.admission.projection.append(Redaction(self.room, heard.event_id))
             return
+        if (user := silenced_user(event)) is not None:
+            self.admission.silenced.append(Silenced(heard, user))
+            said = [h for h in self.admission.heard if (h.room, h.sender) == (self.room, user) and h.kind in _SPEECH]
+            self.admission.projection += [Redaction(self.room, h.event_id) for h in said]
         if event.get("type") != "m.room.message":
             return
         content: JsonObject = event["content"]

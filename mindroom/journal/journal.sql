@@ -123,6 +123,26 @@ WHERE u.principal = $1 AND u.room_id = t.room_id AND u.target_id = t.target_id A
 INSERT INTO redaction_tombstones (principal, room_id, event_id)
 SELECT $1, * FROM unnest($2::text[], $3::text[]) ON CONFLICT DO NOTHING
 
+-- name: said_by
+-- What is stored of people in a room, up to a base when their ban was found in a gap; what is ours is in the outbox (A4).
+WITH people AS (SELECT * FROM unnest($2::text[], $3::text[], $4::bigint[]) AS p(room_id, sender, until))
+SELECT v.room_id, v.event_id FROM people p
+JOIN visible_messages v ON v.principal = $1 AND v.room_id = p.room_id AND v.sender = p.sender
+WHERE p.until IS NULL OR v.base <= p.until
+UNION
+SELECT u.room_id, u.revision_id FROM people p
+JOIN unresolved_edits u ON u.principal = $1 AND u.room_id = p.room_id AND u.sender = p.sender WHERE p.until IS NULL
+UNION
+SELECT o.room_id, o.acked_event_id FROM people p
+JOIN principals me ON me.principal = $1 AND me.user_id = p.sender
+JOIN delivery_outbox o ON o.principal = $1 AND o.room_id = p.room_id
+WHERE p.until IS NULL AND o.acked_event_id IS NOT NULL
+
+-- name: withheld
+-- Messages whose visible edit was redacted: what they said before is owed (A4).
+SELECT room_id, event_id FROM visible_messages
+WHERE principal = $1 AND content IS NULL AND revision_id <> event_id ORDER BY room_id, event_id LIMIT $2
+
 -- name: mark_answered
 -- Sources that our own FINALs name are answered for ever, pending or not (A6); returns what was owed.
 WITH named AS (

@@ -1,6 +1,5 @@
 """The projection of one principal: reads what a batch touches, reduces purely, writes what changed; serves prompts."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +9,17 @@ from mindroom.core.content import JsonObject
 from mindroom.core.ids import Epoch, EventId, PrincipalId, RoomId, TurnId, UserId
 from mindroom.core.values import Conversation, OrderKey
 from mindroom.db.engine import Database, Tx
-from mindroom.journal.records import Edit, Original, ProjectionChange, Redaction, Revision, VisibleMessage
-from mindroom.journal.reduce import Projection, Shown, reduce
+from mindroom.journal.records import (
+    Edit,
+    Original,
+    ProjectionChange,
+    Redaction,
+    Refetched,
+    Revision,
+    Silenced,
+    VisibleMessage,
+)
+from mindroom.journal.reduce import Key, Projection, Shown, Withdrawn, reduce
 from mindroom.journal.statements import SQL
 from mindroom.journal.store import loaded, stored
 
@@ -30,6 +38,8 @@ def touched(changes: Sequence[ProjectionChange]) -> list[tuple[RoomId, EventId]]
             keys[change.room, change.revision.event_id] = None
         else:
             keys[change.room, change.target] = None
+            if isinstance(change, Refetched):
+                keys |= {(change.room, edit.revision.event_id): None for edit in change.edits}
     return list(keys)
 
 
@@ -47,15 +57,15 @@ class MessageProjection:
         *,
         keys: Mapping[EventId, OrderKey],
         shown: frozenset[EventId] = frozenset(),
-    ) -> list[Redaction]:
+    ) -> Withdrawn | None:
         """Apply changes whose event has a place in `keys` and that are not `shown` yet.
 
         A message that is shown already, because history brought it first, moves to the place given here: what a
-        receipt brings wins (A12). Returns redactions that are new: their text must go.
+        receipt brings wins (A12). Returns what redactions took, None without any: its text must go everywhere.
         """
-        fresh = [c for c in changes if isinstance(c, Redaction) or (_event(c) in keys and _event(c) not in shown)]
+        fresh = [c for c in changes if _is_fresh(c, keys, shown)]
         if not fresh:
-            return []
+            return None
         known = await self._read(tx, fresh)
         late = [c for c in fresh if isinstance(c, Original) and (c.room, c.event_id) in known.shown]
         projection = reduce(known, fresh)
@@ -66,7 +76,23 @@ class MessageProjection:
         if projection.buried:
             rooms, events = _split(projection.buried)
             await tx.execute(SQL["bury"], self.principal, rooms, events)
-        return [Redaction(room, event) for room, event in projection.buried]
+        return projection.withdrawn() if projection.buried else None
+
+    async def said_by(self, tx: Tx, silenced: Sequence[Silenced]) -> list[Redaction]:
+        """Redactions of all that is stored of people whose events went with them (A4)."""
+        rows = await tx.fetch(
+            SQL["said_by"],
+            self.principal,
+            [s.event.room for s in silenced],
+            [s.user for s in silenced],
+            [s.event.base for s in silenced],
+        )
+        return [Redaction(RoomId(row["room_id"]), EventId(row["event_id"])) for row in rows]
+
+    async def withheld(self, *, limit: int) -> list[Key]:
+        """Messages whose text before a redacted edit is owed (A4)."""
+        rows = await self.database.fetch(SQL["withheld"], self.principal, limit)
+        return [(RoomId(row["room_id"]), EventId(row["event_id"])) for row in rows]
 
     async def _read(self, tx: Tx, changes: Sequence[ProjectionChange]) -> Projection:
         rooms, events = _split(touched(changes))
@@ -90,7 +116,7 @@ class MessageProjection:
                     *key,
                     sender,
                     Epoch(row["epoch"]),
-                    json.loads(row["content"]),
+                    loaded(row["content"]),
                     Revision(row["revision_ts"], EventId(row["revision_id"])),
                 )
             else:
@@ -181,8 +207,11 @@ class MessageProjection:
         return _visible(row) if row else None
 
 
-def _event(change: Original | Edit) -> EventId:
-    return change.event_id if isinstance(change, Original) else change.revision.event_id
+def _is_fresh(change: ProjectionChange, keys: Mapping[EventId, OrderKey], shown: frozenset[EventId]) -> bool:
+    if isinstance(change, Redaction | Refetched):
+        return True
+    event = change.event_id if isinstance(change, Original) else change.revision.event_id
+    return event in keys and event not in shown
 
 
 def _split(keys: Any) -> tuple[list[RoomId], list[EventId]]:

@@ -74,8 +74,20 @@ class Edit:
     target: EventId
     sender: UserId
     epoch: Epoch
-    content: JsonObject
+    content: JsonObject | None
+    """None: it was redacted before its original came, which then has an earlier revision to be read again."""
     revision: Revision
+
+
+@dataclass(frozen=True, slots=True)
+class Refetched:
+    """All that the homeserver still has of a message whose visible edit was redacted (A4)."""
+
+    room: RoomId
+    target: EventId
+    content: JsonObject | None
+    """The original's; None when it has no text, or none that we may read."""
+    edits: Sequence[Edit] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +98,15 @@ class Redaction:
     target: EventId
 
 
-ProjectionChange = Original | Edit | Redaction
+@dataclass(frozen=True, slots=True)
+class Silenced:
+    """Somebody was removed together with all that they had said in the room (MSC4293)."""
+
+    event: Heard
+    user: UserId
+
+
+ProjectionChange = Original | Edit | Redaction | Refetched
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +178,7 @@ class Admission:
 
     heard: list[Heard] = field(default_factory=list)
     projection: list[ProjectionChange] = field(default_factory=list)
+    silenced: list[Silenced] = field(default_factory=list)
     echoes: list[Echo] = field(default_factory=list)
     progress: list[ProgressSeen] = field(default_factory=list)
     memberships: dict[RoomId, RoomMembership] = field(default_factory=dict)

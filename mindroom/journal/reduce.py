@@ -1,6 +1,7 @@
 """Pure: the projection of messages, edits and redactions (A4, A10, A11). The same rules for sync, gaps and history.
 
 Changes may come in any order and any number of times; the outcome is the same. A tombstone wins over everything.
+Only the newest edit is kept, so a message whose visible edit is redacted has no text until it is read again.
 """
 
 from collections import Counter
@@ -9,7 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from mindroom.core.content import JsonObject
 from mindroom.core.ids import Epoch, EventId, RoomId, TurnId, UserId
-from mindroom.journal.records import Edit, Original, ProjectionChange, Redaction, Revision
+from mindroom.core.values import Conversation
+from mindroom.journal.records import Edit, Original, ProjectionChange, Redaction, Refetched, Revision
 
 Key = tuple[RoomId, EventId]
 EditKey = tuple[RoomId, EventId, UserId]
@@ -30,6 +32,28 @@ class Shown:
     revision: Revision
     turn: TurnId | None
 
+    @property
+    def is_original(self) -> bool:
+        """True while no edit is shown."""
+        return self.revision.event_id == self.event_id
+
+    @property
+    def is_withheld(self) -> bool:
+        """True while the text before a redacted edit is owed (A4)."""
+        return self.content is None and not self.is_original
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """What redactions of a batch took away."""
+
+    buried: Sequence[Key]
+    """Events that are redacted, told once more or for the first time."""
+    unedited: Sequence[Key]
+    """Messages whose visible edit went; they stay without text until they are read again."""
+    conversations: frozenset[Conversation]
+    """Where a text went that a prompt may hold."""
+
 
 @dataclass(slots=True)
 class Projection:
@@ -44,6 +68,17 @@ class Projection:
     waiting_changed: set[EditKey] = field(default_factory=set)
     buried: set[Key] = field(default_factory=set)
     """Tombstones to write."""
+    lost: dict[Key, Shown] = field(default_factory=dict)
+    """Rows that redactions took, or left without text, as they were before."""
+
+    def withdrawn(self) -> Withdrawn:
+        """What is to be forgotten elsewhere."""
+        places = {(s.room, thread) for s in self.lost.values() for thread in (s.thread or None, s.event_id)}
+        return Withdrawn(
+            sorted(self.buried),
+            sorted(key for key in self.lost if key in self.shown),
+            frozenset(Conversation(room, thread) for room, thread in places),
+        )
 
 
 def plain_originals(changes: Sequence[ProjectionChange]) -> dict[EventId, Original]:
@@ -65,6 +100,8 @@ def reduce(projection: Projection, changes: Iterable[ProjectionChange]) -> Proje
             _original(projection, change)
         elif isinstance(change, Edit):
             _edit(projection, change)
+        elif isinstance(change, Refetched):
+            _refetched(projection, change)
         else:
             _redaction(projection, change)
     return projection
@@ -87,9 +124,8 @@ def _original(p: Projection, new: Original) -> None:
         new.turn,
     )
     p.changed.add(key)
-    edit_key = (*key, new.sender)
-    if (edit := p.waiting.get(edit_key)) is not None:
-        _edit(p, edit)
+    if (edit := p.waiting.get((*key, new.sender))) is not None:
+        _revise(p, edit)
     for waiting in [k for k in p.waiting if k[:2] == key]:
         del p.waiting[waiting]
         p.waiting_changed.add(waiting)
@@ -99,31 +135,51 @@ def _edit(p: Projection, edit: Edit) -> None:
     key = (edit.room, edit.target)
     if key in p.tombstones or (edit.room, edit.revision.event_id) in p.tombstones:
         return
-    shown = p.shown.get(key)
-    if shown is None:
+    if key not in p.shown:
         waiting = p.waiting.get((*key, edit.sender))
         if waiting is None or edit.revision.newer_than(waiting.revision):
             p.waiting[*key, edit.sender] = edit
             p.waiting_changed.add((*key, edit.sender))
         return
-    is_newer = edit.revision.newer_than(shown.revision) or shown.content is None
-    if shown.sender == edit.sender and is_newer:
+    _revise(p, edit)
+
+
+def _revise(p: Projection, edit: Edit) -> None:
+    """Any edit is newer than its original, whatever the clocks of their servers said."""
+    key = (edit.room, edit.target)
+    shown = p.shown[key]
+    if shown.sender == edit.sender and (shown.is_original or edit.revision.newer_than(shown.revision)):
         p.shown[key] = replace(shown, content=edit.content, revision=edit.revision)
         p.changed.add(key)
 
 
+def _refetched(p: Projection, found: Refetched) -> None:
+    key = (found.room, found.target)
+    shown = p.shown.get(key)
+    if shown is not None and shown.is_withheld:
+        p.shown[key] = replace(shown, content=found.content, revision=Revision(shown.origin_ts, shown.event_id))
+        p.changed.add(key)
+        for edit in found.edits:
+            _edit(p, edit)
+
+
 def _redaction(p: Projection, redaction: Redaction) -> None:
     key = (redaction.room, redaction.target)
-    if key not in p.tombstones:
-        p.tombstones.add(key)
-        p.buried.add(key)
-    if p.shown.pop(key, None) is not None:
+    p.tombstones.add(key)
+    p.buried.add(key)
+    if (taken := p.shown.pop(key, None)) is not None:
+        p.lost[key] = taken
         p.changed.add(key)
     for shown_key, shown in p.shown.items():
-        if shown.room == redaction.room and shown.revision.event_id == redaction.target:
+        is_visible = shown.room == redaction.room and shown.revision.event_id == redaction.target
+        if is_visible and shown.content is not None:
+            p.lost[shown_key] = shown
             p.shown[shown_key] = replace(shown, content=None)
             p.changed.add(shown_key)
     for edit_key, edit in list(p.waiting.items()):
-        if edit_key[:2] == key or (edit.room, edit.revision.event_id) == key:
+        if edit_key[:2] == key:
             del p.waiting[edit_key]
+            p.waiting_changed.add(edit_key)
+        elif (edit.room, edit.revision.event_id) == key and edit.content is not None:
+            p.waiting[edit_key] = replace(edit, content=None)
             p.waiting_changed.add(edit_key)

@@ -10,6 +10,7 @@ from mindroom.core.values import EventKind
 
 _TEXT_TYPES = frozenset({"m.text", "m.emote", "m.notice"})
 _MAX_INT = 2**53 - 1
+_REDACT_EVENTS = ("redact_events", "org.matrix.msc4293.redact_events")
 _MAX_TOKEN_CHARS = 2000
 MAX_DEPTH = 64
 """Deeper content is unreadable: no client writes it, and every later writer of JSON would have to survive it."""
@@ -63,6 +64,15 @@ def leaves(event: JsonObject, me: UserId) -> bool:
     """True when this is our own leave or ban."""
     ours = event.get("type") == "m.room.member" and event.get("state_key") == me
     return ours and as_object(event.get("content")).get("membership") in ("leave", "ban")
+
+
+def silenced_user(event: Mapping[str, Any]) -> UserId | None:
+    """Who is kicked or banned here together with all their events (MSC4293). Who may do so is the server's matter:
+    withholding too much is the safe side."""
+    content, user = as_object(event.get("content")), identifier(event.get("state_key"))
+    is_removal = content.get("membership") in ("leave", "ban") and user and user != event.get("sender")
+    flagged = any(content.get(key) is True for key in _REDACT_EVENTS)
+    return UserId(user) if event.get("type") == "m.room.member" and is_removal and flagged else None
 
 
 def event_kind(event: Mapping[str, Any]) -> EventKind:

@@ -43,6 +43,16 @@ class MatrixHistory:
         )
         return _page(MatrixCall.RELATIONS, answer.get("chunk"), answer.get("next_batch"))
 
+    async def edits(self, room: RoomId, event: EventId, *, limit: int) -> HistoryPage:
+        """The latest edits of an event, redacted ones not among them. Raises MatrixFailure."""
+        query = [("dir", "b"), ("limit", str(limit))]
+        answer = await self._client.request(
+            MatrixCall.RELATIONS,
+            method="GET",
+            path=client_path("rooms", room, "relations", event, "m.replace", query=query, version="v1"),
+        )
+        return _page(MatrixCall.RELATIONS, answer.get("chunk"), answer.get("next_batch"))
+
     async def said_since(self, room: RoomId, *, start: SyncToken) -> HistoryPage:
         """One page of our own events after `start`, oldest first; filtered by the server (E4). Raises MatrixFailure."""
         own = json.dumps({"senders": [self._client.user_id]})

@@ -81,7 +81,12 @@ WHERE EXISTS (SELECT 1 FROM visible_messages v WHERE v.principal = t.principal A
               AND v.content IS NOT NULL AND (v.event_id = t.event_id OR v.revision_id = t.event_id))
    OR EXISTS (SELECT 1 FROM journal_pending p WHERE p.principal = t.principal AND p.event_id = t.event_id)
    OR EXISTS (SELECT 1 FROM unresolved_edits e WHERE e.principal = t.principal AND e.room_id = t.room_id
-              AND (e.target_id = t.event_id OR e.revision_id = t.event_id))
+              AND (e.target_id = t.event_id OR (e.revision_id = t.event_id AND e.content IS NOT NULL)))
+   OR EXISTS (SELECT 1 FROM delivery_outbox o WHERE o.principal = t.principal AND o.room_id = t.room_id
+              AND o.acked_event_id = t.event_id AND (o.content IS NOT NULL OR o.wire IS NOT NULL))
+   OR EXISTS (SELECT 1 FROM turn_sources s JOIN turns u USING (turn_id) JOIN turn_steps x USING (turn_id)
+              WHERE s.principal = t.principal AND s.event_id = t.event_id AND u.room_id = t.room_id
+                AND (x.canonical_text <> '' OR x.replayable_text <> ''))
 
 -- name: one_event_for_two_deliveries
 -- E2: one event is one stage of one delivery.
@@ -96,13 +101,15 @@ WHERE f.stage = 'final' AND f.purpose <> 'adopted'
   AND ((f.state IN ('claimed', 'acked') AND i.state = 'claimed') OR (f.state <> 'retired' AND i.state = 'queued'))
 
 -- name: placeholder_left
--- D9: a visible placeholder of a turn that has ended has its FINAL, unless we left the room.
+-- D9: a visible placeholder of a turn that has ended has its FINAL, unless it is redacted or we left the room.
 SELECT i.principal, i.delivery_id::text AS subject
 FROM delivery_outbox i
 JOIN turns t ON t.turn_id = i.turn_id AND t.state = 'closed' AND t.outcome <> 'departed'
 LEFT JOIN room_membership m ON m.principal = i.principal AND m.room_id = i.room_id
 WHERE i.stage = 'initial' AND i.state IN ('claimed', 'acked') AND i.epoch >= coalesce(m.epoch, 0)
   AND NOT EXISTS (SELECT 1 FROM delivery_outbox f WHERE f.delivery_id = i.delivery_id AND f.stage = 'final')
+  AND NOT EXISTS (SELECT 1 FROM redaction_tombstones d WHERE d.principal = i.principal AND d.room_id = i.room_id
+                  AND d.event_id = i.acked_event_id)
 
 -- name: transaction_id_differs
 -- E1: the transaction id names stage and delivery.

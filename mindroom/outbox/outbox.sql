@@ -144,13 +144,27 @@ FROM delivery_outbox WHERE principal = $1 AND state IN ('queued', 'claimed')
 ORDER BY queued_at, stage DESC
 
 -- name: end_initials
--- Turns that ended without an answer: placeholders nobody claimed are dropped, visible ones must be closed (D9).
+-- Turns that ended without an answer: placeholders nobody claimed are dropped, those still to be seen are closed (D9).
 WITH dropped AS (
     UPDATE delivery_outbox SET state = 'retired'
     WHERE principal = $1 AND turn_id = ANY($2::uuid[]) AND stage = 'initial' AND state = 'queued' RETURNING delivery_id
 )
-SELECT delivery_id, turn_id, generation, room_id, thread_id, epoch FROM delivery_outbox
+SELECT delivery_id, turn_id, generation, room_id, thread_id, epoch FROM delivery_outbox o
 WHERE principal = $1 AND turn_id = ANY($2::uuid[]) AND stage = 'initial' AND state IN ('claimed', 'acked')
+  AND NOT EXISTS (SELECT 1 FROM redaction_tombstones d
+                  WHERE d.principal = $1 AND d.room_id = o.room_id AND d.event_id = o.acked_event_id)
+
+-- name: forget
+-- Our own words that were redacted: the rows keep ids and states, no text; what was not said yet is never said (I2).
+WITH said AS (
+    SELECT o.delivery_id, o.turn_id FROM unnest($2::text[], $3::text[]) AS g(room_id, event_id)
+    JOIN delivery_outbox o ON o.principal = $1 AND o.acked_event_id = g.event_id AND o.room_id = g.room_id
+)
+UPDATE delivery_outbox o SET content = NULL, wire = NULL,
+       last_error = CASE WHEN o.state IN ('queued', 'claimed') THEN 'redacted' ELSE o.last_error END,
+       state = CASE WHEN o.state IN ('queued', 'claimed') THEN 'retired' ELSE o.state END
+FROM said s WHERE o.principal = $1 AND (o.delivery_id = s.delivery_id OR o.turn_id = s.turn_id)
+RETURNING o.turn_id
 
 -- name: summary
 -- How much is unsaid and how old it is.

@@ -232,6 +232,14 @@ class Outbox:
             for r in rows
         ]
 
+    async def forget(self, tx: Tx, rooms: Sequence[RoomId], events: Sequence[EventId]) -> list[TurnId]:
+        """Where these are events of ours, their texts go, drafts and later edits of the same turns too (I2).
+
+        Returns the turns.
+        """
+        rows = await tx.fetch(SQL["forget"], self.principal, list(rooms), list(events))
+        return sorted({TurnId(UUID(str(row["turn_id"]))) for row in rows if row["turn_id"]})
+
     async def owed(self) -> list[OwedDelivery]:
         """Everything queued or claimed, oldest first."""
         return [_owed(row) for row in await self.database.fetch(SQL["owed"], self.principal)]

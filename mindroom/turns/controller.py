@@ -200,7 +200,7 @@ class TurnController:
         scope = CancelScope()
         run = asyncio.ensure_future(self._execute(batch, scope))
         try:
-            with self._running.entered([source.event_id for source in sources], scope):
+            with self._running.entered(batch.anchor.ingress.conversation, [s.event_id for s in sources], scope):
                 await run
         except FenceLost:
             raise

@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from mindroom.core.errors import CorruptState
-from mindroom.core.ids import Epoch, EventId, Fence, PrincipalId, Receipt, RoomId, TurnId, UserId
+from mindroom.core.ids import DeliveryId, Epoch, EventId, Fence, PrincipalId, Receipt, RoomId, TurnId, UserId
 from mindroom.core.text import storable
 from mindroom.core.values import Conversation, MessageTarget, OrderKey, Reason
 from mindroom.db.engine import Database, Tx
@@ -123,9 +123,9 @@ class TurnStore:
         """These turns go on without these events."""
         await tx.execute(SQL["drop_sources"], self.principal, list(turns), list(events))
 
-    async def load(self, turn: TurnId, *, tx: Tx | None = None) -> TurnRecord | None:
-        """A turn with its sources; inside a transaction on its connection, never on a second one."""
-        rows = await (tx or self.database).fetch(SQL["load_turn"], self.principal, turn)
+    async def load(self, turn: TurnId) -> TurnRecord | None:
+        """A turn with its sources."""
+        rows = await self.database.fetch(SQL["load_turn"], self.principal, turn)
         if not rows:
             return None
         first = rows[0]
@@ -147,17 +147,27 @@ class TurnStore:
             ),
         )
 
-    async def require(self, turn: TurnId, *, tx: Tx | None = None) -> TurnRecord:
+    async def require(self, turn: TurnId) -> TurnRecord:
         """A turn that must exist. Raises CorruptState."""
-        record = await self.load(turn, tx=tx)
+        record = await self.load(turn)
         if record is None:
             raise CorruptState(f"turn {turn} has no row or no sources")
         return record
 
-    async def open_turns(self, *, tx: Tx | None = None) -> list[TurnId]:
-        """Turns without an end, oldest first."""
-        rows = await (tx or self.database).fetch(SQL["open_turns"], self.principal)
-        return [turn_id_of(r["turn_id"]) for r in rows]
+    async def answered_by(self, tx: Tx, deliveries: Sequence[DeliveryId]) -> dict[EventId, TurnId | None]:
+        """Sources, with their turns, of open turns that these deliveries answer (A6)."""
+        rows = await tx.fetch(SQL["answered_by"], self.principal, list(deliveries))
+        return {EventId(r["event_id"]): turn_id_of(r["turn_id"]) for r in rows}
+
+    async def open_sources(self, tx: Tx, turns: Sequence[TurnId]) -> list[tuple[RoomId, EventId]]:
+        """What those of the turns that are open are to answer."""
+        rows = await tx.fetch(SQL["open_sources"], self.principal, list(turns))
+        return [(RoomId(r["room_id"]), EventId(r["event_id"])) for r in rows]
+
+    async def forget_steps(self, tx: Tx, cited: Sequence[tuple[RoomId, EventId]], *, also: Sequence[TurnId]) -> None:
+        """Blank the steps of turns that answer these messages, and of the turns in `also` (I2)."""
+        rooms, events = [room for room, _ in cited], [event for _, event in cited]
+        await tx.execute(SQL["forget_steps"], self.principal, rooms, events, list(also))
 
     async def answers(self, conversation: Conversation, *, limit: int) -> list[AnswerRecord]:
         """Our newest answers in a conversation, for its next prompt."""

@@ -74,16 +74,38 @@ SELECT t.turn_id, t.room_id, t.thread_id, t.reply_to, t.requester, t.epoch, t.st
 FROM turns t JOIN turn_sources s USING (turn_id)
 WHERE t.principal = $1 AND t.turn_id = $2 ORDER BY s.ordinal
 
--- name: open_turns
--- Turns without an end, oldest first: one of them may belong to a FINAL that was redacted (A6).
-SELECT turn_id FROM turns WHERE principal = $1 AND state = 'open' ORDER BY opened_at, turn_id
+-- name: answered_by
+-- Sources of open turns by the deliveries of their generation: a redacted FINAL names none itself (A6).
+SELECT DISTINCT s.event_id, s.turn_id
+FROM delivery_outbox o
+JOIN turns t ON t.turn_id = o.turn_id AND t.generation = o.generation AND t.state = 'open'
+JOIN turn_sources s ON s.turn_id = t.turn_id
+WHERE o.principal = $1 AND o.delivery_id = ANY($2::uuid[])
+
+-- name: open_sources
+-- What open ones among these turns are to answer.
+SELECT t.room_id, s.event_id FROM turns t JOIN turn_sources s USING (turn_id)
+WHERE t.principal = $1 AND t.turn_id = ANY($2::uuid[]) AND t.state = 'open'
+
+-- name: forget_steps
+-- Steps of turns that answer redacted messages, and of the turns named: what was made of a text goes with it (I2).
+UPDATE turn_steps x SET canonical_text = '', replayable_text = ''
+FROM (
+    SELECT s.turn_id FROM unnest($2::text[], $3::text[]) AS g(room_id, event_id)
+    JOIN turn_sources s ON s.principal = $1 AND s.event_id = g.event_id
+    JOIN turns t ON t.turn_id = s.turn_id AND t.room_id = g.room_id
+    UNION SELECT unnest($4::uuid[])
+) citing
+WHERE x.turn_id = citing.turn_id
 
 -- name: conversation_answers
--- Our own answers of a conversation at the place of their sources, as later prompts replay them.
+-- Our own answers of a conversation at the place of their sources, as later prompts replay them; a forgotten one is
+-- replayed as the room shows it.
 SELECT t.turn_id, a.base, a.page, a.idx, s.replayable_text, t.closed_at
 FROM turns t
 JOIN LATERAL (SELECT base, page, idx FROM turn_sources WHERE turn_id = t.turn_id ORDER BY ordinal DESC LIMIT 1) a ON true
 JOIN LATERAL (SELECT replayable_text FROM turn_steps WHERE turn_id = t.turn_id AND generation = t.generation
               ORDER BY step DESC LIMIT 1) s ON true
 WHERE t.principal = $1 AND t.room_id = $2 AND t.thread_id = $3 AND t.state = 'closed' AND t.outcome = 'answered'
+  AND s.replayable_text <> ''
 ORDER BY t.opened_at DESC LIMIT $4

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from mindroom.core.ids import Epoch, EventId, UserId
-from mindroom.journal.records import Edit, Original, ProjectionChange, Redaction, Revision
+from mindroom.journal.records import Edit, Original, ProjectionChange, Redaction, Refetched, Revision
 from tests.support.events import ALICE, BOB, ROOM
 
 ORIGINALS = [EventId(f"$o{n}") for n in range(3)]
@@ -46,7 +46,7 @@ def redaction(target: EventId) -> Redaction:
 def visible(changes: Sequence[ProjectionChange]) -> dict[EventId, Visible]:
     """What may be shown for each message once all changes are known, whatever their order.
 
-    Only where an edit was redacted is there a choice: its text is withheld, or an earlier one is back.
+    Only where an edit was redacted is there a choice: the text before it is shown, or withheld until it is read again.
     """
     redacted = {change.target for change in changes if isinstance(change, Redaction)}
     edits = {change.revision.event_id: change for change in changes if isinstance(change, Edit)}
@@ -56,13 +56,20 @@ def visible(changes: Sequence[ProjectionChange]) -> dict[EventId, Visible]:
             continue
         own = [e for e in edits.values() if e.target == message.event_id and e.sender == message.sender]
         kept = [e for e in own if e.revision.event_id not in redacted]
-        exact = _newest(message, kept)
-        if len(kept) == len(own):
-            found[message.event_id] = Visible(frozenset({exact}))
-        else:
-            texts = {str(e.content["body"]) for e in kept} | {_text(message)}
-            found[message.event_id] = Visible(frozenset({None, *texts}))
+        withheld = [] if len(kept) == len(own) else [None]
+        found[message.event_id] = Visible(frozenset([_newest(message, kept), *withheld]))
     return found
+
+
+def refetched(changes: Sequence[ProjectionChange]) -> list[Refetched]:
+    """What a homeserver answers when the messages are read again: it holds no text that was redacted."""
+    redacted = {change.target for change in changes if isinstance(change, Redaction)}
+    edits = [c for c in changes if isinstance(c, Edit) and c.revision.event_id not in redacted]
+    return [
+        Refetched(ROOM, message.event_id, message.content, [e for e in edits if e.target == message.event_id])
+        for message in changes
+        if isinstance(message, Original) and message.event_id not in redacted
+    ]
 
 
 def newest(changes: Sequence[ProjectionChange]) -> dict[EventId, str | None]:
@@ -73,14 +80,12 @@ def newest(changes: Sequence[ProjectionChange]) -> dict[EventId, str | None]:
 
 
 def _newest(message: Original, edits: Iterable[Edit]) -> str | None:
-    revisions = sorted((e.revision.timestamp_ms, e.revision.event_id, str(e.content["body"])) for e in edits)
-    if message.content is None:
-        return revisions[-1][2] if revisions else None
-    first = (message.revision.timestamp_ms, message.event_id, _text(message))
-    return max([first, *revisions], key=lambda revision: revision[:2])[2]
+    """Any edit is newer than its original, as clients and servers show it."""
+    revisions = sorted((e.revision.timestamp_ms, e.revision.event_id, _text(e)) for e in edits)
+    return revisions[-1][2] if revisions else _text(message)
 
 
-def _text(message: Original) -> str | None:
+def _text(message: Original | Edit) -> str | None:
     return None if message.content is None else str(message.content["body"])
 
 

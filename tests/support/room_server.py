@@ -121,6 +121,11 @@ class RoomServer:
             [made for made in self._shown(int(start[1:]), len(self.timeline)) if made["sender"] == ME], None
         )
 
+    async def edits(self, room: RoomId, event: EventId, *, limit: int) -> HistoryPage:
+        relations = [(made, made["content"].get("m.relates_to", {})) for made in self.timeline]
+        found = [made for made, rel in relations if (rel.get("rel_type"), rel.get("event_id")) == ("m.replace", event)]
+        return HistoryPage(deepcopy(found[::-1][:limit]), None)
+
     async def event(self, room: RoomId, event: EventId) -> Event:
         found = [made for made in self.timeline if made["event_id"] == event]
         if not found:

@@ -104,6 +104,7 @@ class ScriptedHistory:
     rooms: deque[HistoryPage | Exception] = field(default_factory=deque)
     threads: deque[HistoryPage | Exception] = field(default_factory=deque)
     events: dict[str, Event | Exception] = field(default_factory=dict)
+    edited: dict[str, list[Event]] = field(default_factory=dict)
     read: list[str] = field(default_factory=list)
     """What was asked for prompts: `room`, or the event id."""
     readable: asyncio.Event = field(default_factory=asyncio.Event)
@@ -114,6 +115,10 @@ class ScriptedHistory:
 
     async def thread_back(self, room: RoomId, root: EventId, *, start: SyncToken, limit: int) -> HistoryPage:
         return await self._earlier(f"thread {root}", self.threads)
+
+    async def edits(self, room: RoomId, event: EventId, *, limit: int) -> HistoryPage:
+        self.read.append(f"edits {event}")
+        return HistoryPage(self.edited.get(event, []), None)
 
     async def event(self, room: RoomId, event: EventId) -> Event:
         self.read.append(event)
