@@ -30,7 +30,7 @@ class BlamingFormatter(logging.Formatter):
     def __init__(self) -> None:
         super().__init__("%(levelname)s %(name)s")
 
-    def formatException(self, ei: Any) -> str:  # noqa: N802 (the name is the standard library's)
+    def formatException(self, ei: Any) -> str:
         return blame(ei[1])
 
 

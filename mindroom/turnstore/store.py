@@ -123,9 +123,9 @@ class TurnStore:
         """These turns go on without these events."""
         await tx.execute(SQL["drop_sources"], self.principal, list(turns), list(events))
 
-    async def load(self, turn: TurnId) -> TurnRecord | None:
-        """A turn with its sources."""
-        rows = await self.database.fetch(SQL["load_turn"], self.principal, turn)
+    async def load(self, turn: TurnId, *, tx: Tx | None = None) -> TurnRecord | None:
+        """A turn with its sources; inside a transaction on its connection, never on a second one."""
+        rows = await (tx or self.database).fetch(SQL["load_turn"], self.principal, turn)
         if not rows:
             return None
         first = rows[0]
@@ -147,9 +147,9 @@ class TurnStore:
             ),
         )
 
-    async def require(self, turn: TurnId) -> TurnRecord:
+    async def require(self, turn: TurnId, *, tx: Tx | None = None) -> TurnRecord:
         """A turn that must exist. Raises CorruptState."""
-        record = await self.load(turn)
+        record = await self.load(turn, tx=tx)
         if record is None:
             raise CorruptState(f"turn {turn} has no row or no sources")
         return record

@@ -79,13 +79,13 @@ WHERE t.principal = $1 AND t.turn_id = $2 ORDER BY s.ordinal
 SELECT DISTINCT s.event_id, s.turn_id
 FROM delivery_outbox o
 JOIN turns t ON t.turn_id = o.turn_id AND t.generation = o.generation AND t.state = 'open'
-JOIN turn_sources s ON s.turn_id = t.turn_id
+JOIN turn_sources s ON s.turn_id = t.turn_id AND s.role = 'source'
 WHERE o.principal = $1 AND o.delivery_id = ANY($2::uuid[])
 
 -- name: open_sources
 -- What open ones among these turns are to answer.
 SELECT t.room_id, s.event_id FROM turns t JOIN turn_sources s USING (turn_id)
-WHERE t.principal = $1 AND t.turn_id = ANY($2::uuid[]) AND t.state = 'open'
+WHERE t.principal = $1 AND t.turn_id = ANY($2::uuid[]) AND t.state = 'open' AND s.role = 'source'
 
 -- name: forget_steps
 -- Steps of turns that answer redacted messages, and of the turns named: what was made of a text goes with it (I2).

@@ -194,10 +194,16 @@ async def test_a_turn_is_loaded_by_key(database: Database) -> None:
     assert found.rows_read("turn_sources") == 1
 
 
-async def test_open_turns_are_found_without_the_closed_ones(database: Database) -> None:
-    found = await plan(database, TURNS["open_turns"], 1)
-    assert found.indexes() == {"turns_open"}
-    assert found.rows_read("turns") == 0
+async def test_what_a_redaction_takes_is_found_by_its_event(database: Database) -> None:
+    """I2: our own words and the steps that cite it."""
+    said = await plan(database, OUTBOX["forget"], 1, ["!r0"], ["$gone1"])
+    assert "delivery_outbox_event" in said.indexes()
+    assert said.rows_read("delivery_outbox") <= 2
+    cited = await plan(database, TURNS["forget_steps"], 1, ["!r0"], ["$e20"], [])
+    assert "turn_sources_event_key" in cited.indexes() | {i for i in cited.indexes() if i.startswith("turn_sources")}
+    assert cited.rows_read("turn_sources") <= 1
+    owed = await plan(database, JOURNAL["withheld"], 1, 100)
+    assert owed.indexes() == {"visible_messages_withheld"}
 
 
 async def test_settling_and_marking_find_sources_by_event(database: Database) -> None:

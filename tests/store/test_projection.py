@@ -9,7 +9,8 @@ import pytest
 from mindroom.core.ids import Epoch, EventId, RoomId, TurnId
 from mindroom.core.values import Conversation, EventClass
 from mindroom.journal.projection import CONVERSATION_LIMIT
-from mindroom.journal.records import Edit, Heard, Original, ProjectionChange, Redaction
+from mindroom.journal.records import Edit, Heard, Original, ProjectionChange, Redaction, Refetched
+from mindroom.journal.reduce import Withdrawn
 from tests.support.events import ALICE, BOB, OTHER_ROOM, ROOM
 from tests.support.ledgers import Ledgers, open_ledgers, source
 from tests.support.reference import EDITS, ORIGINALS, SENDERS, edit, original, redaction, visible
@@ -28,9 +29,9 @@ def heard(change: Original | Edit) -> Heard:
     return source(event, thread=change.thread if isinstance(change, Original) else "")
 
 
-async def show(ledgers: Ledgers, *changes: ProjectionChange) -> list[Redaction]:
-    """One admission of a batch, in its order; returns the redactions that were new."""
-    batch = [heard(c) for c in changes if not isinstance(c, Redaction)]
+async def show(ledgers: Ledgers, *changes: ProjectionChange) -> Withdrawn | None:
+    """One admission of a batch, in its order; returns what its redactions took."""
+    batch = [heard(c) for c in changes if isinstance(c, Original | Edit)]
     async with ledgers.lease.transaction("admit") as tx:
         admitted = await ledgers.journal.hear(tx, batch)
         return await ledgers.projection.apply(tx, changes, keys=admitted.keys)
@@ -85,9 +86,13 @@ async def test_a_waiting_edit_that_is_redacted_never_reaches_its_original(ledger
     """A4, I2: it is found by its own id, not only by its original's."""
     await show(ledgers, edit(E1, A))
     await show(ledgers, redaction(E1))
-    assert await ledgers.count("unresolved_edits") == 0
+    assert (await ledgers.database.fetch("SELECT content FROM unresolved_edits"))[0]["content"] is None
     await show(ledgers, original(A))
+    assert await texts(ledgers) == {A: None}
+    assert await ledgers.projection.withheld(limit=9) == [(ROOM, A)]
+    await show(ledgers, Refetched(ROOM, A, {"body": A}))
     assert await texts(ledgers) == {A: A}
+    assert await ledgers.projection.withheld(limit=9) == []
 
 
 async def test_redacting_the_visible_edit_withholds_its_text_in_a_later_batch(ledgers: Ledgers) -> None:
@@ -100,17 +105,26 @@ async def test_redacting_the_visible_edit_withholds_its_text_in_a_later_batch(le
 async def test_a_redacted_message_is_gone_with_its_edits_and_stays_gone(ledgers: Ledgers) -> None:
     """A4."""
     await show(ledgers, original(A), edit(E1, A))
-    assert await show(ledgers, redaction(A)) == [redaction(A)]
+    withdrawn = await show(ledgers, redaction(A))
+    assert withdrawn is not None
+    assert (withdrawn.buried, withdrawn.unedited) == ([(ROOM, A)], [])
     await show(ledgers, original(A), edit(E2, A))
     assert await texts(ledgers) == {}
     assert await ledgers.projection.message(ROOM, A) is None
 
 
-async def test_only_new_redactions_are_told(ledgers: Ledgers) -> None:
-    """Their text must go from elsewhere too, once."""
-    told = await show(ledgers, redaction(A), redaction(A), redaction(B))
-    assert sorted(r.target for r in told) == [A, B]
-    assert await show(ledgers, redaction(A)) == []
+async def test_redactions_are_told_with_what_they_took(ledgers: Ledgers) -> None:
+    """I2: their text must go from elsewhere too; one that is told again may find what was not known before."""
+    assert await show(ledgers, original(A, thread="$root"), edit(E1, A), original(B)) is None
+    withdrawn = await show(ledgers, redaction(E1), redaction(B), redaction(B))
+    assert withdrawn is not None
+    assert withdrawn.buried == [(ROOM, B), (ROOM, E1)]
+    assert withdrawn.unedited == [(ROOM, A)]
+    assert Conversation(ROOM, EventId("$root")) in withdrawn.conversations
+    assert {c.thread for c in withdrawn.conversations} == {None, "$root", A, B}
+    again = await show(ledgers, redaction(B))
+    assert again is not None
+    assert (again.buried, again.conversations) == ([(ROOM, B)], frozenset())
 
 
 async def test_a_known_event_shown_again_changes_nothing(ledgers: Ledgers) -> None:
