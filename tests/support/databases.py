@@ -32,3 +32,20 @@ async def fresh_database(server_dsn: str) -> AsyncIterator[str]:
         yield dsn_of(server_dsn, name)
     finally:
         await execute(server_dsn, f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+
+async def dumped(dsn: str, text: str) -> list[str]:
+    """The rows of all tables that hold `text`, each as `table: row` (I2)."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        tables = await connection.fetch(
+            "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'"
+        )
+        return [
+            f"{table['relname']}: {row['row']}"
+            for table in tables
+            for row in await connection.fetch(f"SELECT t::text AS row FROM public.{table['relname']} t")
+            if text in row["row"] or text.encode().hex() in row["row"]
+        ]
+    finally:
+        await connection.close()
