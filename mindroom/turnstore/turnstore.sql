@@ -89,14 +89,13 @@ WHERE t.principal = $1 AND t.turn_id = ANY($2::uuid[]) AND t.state = 'open' AND 
 
 -- name: forget_steps
 -- Steps of turns that answer redacted messages, and of the turns named: what was made of a text goes with it (I2).
-UPDATE turn_steps x SET canonical_text = '', replayable_text = ''
-FROM (
-    SELECT s.turn_id FROM unnest($2::text[], $3::text[]) AS g(room_id, event_id)
-    JOIN turn_sources s ON s.principal = $1 AND s.event_id = g.event_id
+UPDATE turn_steps SET canonical_text = '', replayable_text = ''
+WHERE turn_id = ANY(ARRAY(
+    SELECT t.turn_id FROM unnest($2::text[], $3::text[]) AS g(room_id, event_id)
+    CROSS JOIN LATERAL (SELECT turn_id FROM turn_sources
+                        WHERE principal = $1 AND event_id = g.event_id AND role = 'source' OFFSET 0) s
     JOIN turns t ON t.turn_id = s.turn_id AND t.room_id = g.room_id
-    UNION SELECT unnest($4::uuid[])
-) citing
-WHERE x.turn_id = citing.turn_id
+    UNION SELECT unnest($4::uuid[])))
 
 -- name: conversation_answers
 -- Our own answers of a conversation at the place of their sources, as later prompts replay them; a forgotten one is

@@ -49,7 +49,7 @@ def prompt(spine: Spine, which: int = -1) -> str:
 
 # ---- every table (I2) --------------------------------------------------------------------------------------------
 async def test_i2_no_table_holds_what_was_redacted(database_dsn: str) -> None:
-    """I2, A4: a message, its edits, an edit of one not seen yet, a message still owed, and the answer that quotes them."""
+    """I2, A4: a message, its edits, an edit of one not seen yet, one still owed, and the answer that quotes them."""
     async with open_spine(database_dsn, thread_mode="room") as spine:
         await spine.serve()
         spine.model.answer = f"you said {SECRET}answer"

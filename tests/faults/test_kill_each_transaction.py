@@ -52,7 +52,7 @@ NOT_PASSED = {
 } | {"restore_revision"}
 """Passed by none: nothing here leaves or upgrades a room, no placeholder is refused for good, and every thread is heard
 from its root on (tests/contract/test_hydration.py and test_upgrades.py lose those commits). Nothing fails for a reason
-of its own (tests/contract/test_parking.py), and no edit is redacted (test_redaction.py crashes before it is replaced)."""
+of its own (tests/contract/test_parking.py), and no edit is redacted (tests/contract/test_redaction.py)."""
 _NAMES = re.compile(r'(?:\.run|\.transaction|_finish)\(\s*"([a-z_.]+)"(?: if \w+ else "([a-z_.]+)")?')
 
 
