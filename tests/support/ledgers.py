@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from mindroom.core.clock import TestClock
+from mindroom.core.clock import Clock, TestClock
 from mindroom.core.ids import Epoch, EventId, PrincipalId, PrincipalName, ProcessId, Receipt, RoomId
 from mindroom.core.metrics import Metrics
 from mindroom.core.values import EventClass, EventKind, Membership, OrderKey
@@ -24,7 +24,12 @@ START = OrderKey(-1)
 
 @asynccontextmanager
 async def open_database(
-    dsn: str, *, pool_size: int = 4, lease_ttl_seconds: float = 15.0, acquire_seconds: float = 10.0
+    dsn: str,
+    *,
+    pool_size: int = 4,
+    lease_ttl_seconds: float = 15.0,
+    acquire_seconds: float = 10.0,
+    clock: Clock | None = None,
 ) -> AsyncIterator[Database]:
     """A pool that is closed again."""
     database = await connect(
@@ -33,6 +38,7 @@ async def open_database(
         pool_size=pool_size,
         lease_ttl_seconds=lease_ttl_seconds,
         acquire_seconds=acquire_seconds,
+        clock=clock,
     )
     try:
         yield database
