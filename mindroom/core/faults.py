@@ -24,6 +24,8 @@ class Fault(StrEnum):
     """What happens at the chosen hit."""
 
     KILL = "kill"
+    STOP = "stop"
+    """SIGSTOP: nothing happens any more until somebody sends SIGCONT, then everything goes on."""
     ERROR = "error"
     LOST_REPLY = "lost_reply"
     DISCONNECT = "disconnect"
@@ -82,6 +84,9 @@ class FaultPlan:
         if chosen:
             if self.fault is Fault.KILL:
                 os.kill(os.getpid(), signal.SIGKILL)
+            if self.fault is Fault.STOP:
+                os.kill(os.getpid(), signal.SIGSTOP)
+                return
             raise InjectedFault(point, self.fault)
         for strike in self.trouble:
             if (point, moment, number) == (strike.point, strike.moment, strike.hit_number):

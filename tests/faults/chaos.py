@@ -214,7 +214,8 @@ async def _execute(dsn: str, statement: str) -> None:
         await connection.close()
 
 
-async def _town(world: World, stack: AsyncExitStack, seed: int) -> Town:
+async def open_town(world: World, stack: AsyncExitStack, seed: int) -> Town:
+    """Two processes that serve, ended by the stack; the person is in the rooms."""
     secret = world.homeserver.registration_shared_secret
     dsn = await world.create_database("chaos")
     human = await stack.enter_async_context(await MatrixHuman.register(world.homeserver.url, shared_secret=secret))
@@ -257,7 +258,7 @@ async def _enter_rooms(town: Town) -> None:
 async def _run(arguments: argparse.Namespace) -> int:
     async with AsyncExitStack() as stack:
         world = await stack.enter_async_context(open_world(Executing()))
-        town = await _town(world, stack, arguments.seed)
+        town = await open_town(world, stack, arguments.seed)
         say(f"seed {arguments.seed}: {THREADS} threads, {arguments.minutes:g} minutes")
         stop, started = asyncio.Event(), time.monotonic()
         watcher = asyncio.create_task(town.watch())
