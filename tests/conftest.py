@@ -1,6 +1,7 @@
 """Real servers for every test that needs one: PostgreSQL and a homeserver, started once a session.
 
-One that cannot start fails the run; nothing is skipped. `PG=<folder of binaries>` chooses another PostgreSQL.
+One that cannot start fails the run; nothing is skipped. `PG=<folder of binaries>` chooses another PostgreSQL,
+`PGBOUNCER=<binary>` puts a pooler before it (tests/support/bouncer.py).
 """
 
 import asyncio
@@ -17,6 +18,7 @@ import pytest
 from mindroom.db.embedded import EmbeddedPostgres
 from mindroom.db.folder import DataFolder
 from mindroom.matrix.local_homeserver import LocalHomeserver
+from tests.support.bouncer import bouncer
 from tests.support.databases import TEMPLATE_DATABASE, dsn_of, execute, fresh_database
 
 REPOSITORY = Path(__file__).parent.parent
@@ -59,7 +61,8 @@ def postgres_server(server_folder: Path, postgres_bindir: Path | None) -> Iterat
     try:
         asyncio.run(execute(server.dsn, f"CREATE DATABASE {TEMPLATE_DATABASE}"))
         _migrate(dsn_of(server.dsn, TEMPLATE_DATABASE))
-        yield server
+        with bouncer(server.dsn, server_folder):
+            yield server
     finally:
         asyncio.run(server.stop())
 

@@ -16,6 +16,7 @@ _COLUMNS = (
     "principal",
     "served_by",
     "lease_until",
+    "beat",
     "fence",
     "trust",
     "open_gaps",
@@ -56,10 +57,12 @@ async def _read(arguments: argparse.Namespace) -> "Status":
 def _for_people(row: Row) -> Row:
     oldest = row["oldest_seconds"]
     owner = f"{row['host']}:{row['pid']}" if row["served"] else None
+    beat = row["beat_seconds"]
     return {
         "principal": row["principal"],
         "served_by": owner or "nobody",
         "lease_until": row["lease_expires_at"],
+        "beat": f"{beat:.0f} s ago" if isinstance(beat, float) else None,
         "fence": row["fence"],
         "trust": f"{row['trust']} ({row['trust_reason']})" if row["trust_reason"] else row["trust"],
         "open_gaps": row["open_gaps"],

@@ -135,6 +135,11 @@ async def test_h1_h2_a_dead_or_stopped_process_is_replaced_and_gets_its_share_wh
     connection = await asyncpg.connect(town.dsn)
     assert await connection.fetchval("SELECT count(*) FROM principals WHERE unhealthy_reason IS NOT NULL") == 0
     await connection.close()
+
+    # ---- the database server itself goes away and comes back (H3, R40)
     for name in AGENTS:
         await town.ask(name)
+    await town.world.postgres.stop()
+    await town.world.postgres.start()
     await judged(town)
+    assert all(runtime.exits == [] for runtime in town.runtimes if runtime is owner)

@@ -358,6 +358,36 @@ async def test_h1_a_second_process_stands_by_and_takes_over(
         assert first.metric("fence_rejected_total") == 0
 
 
+async def test_h3_r40_all_sessions_ended_again_and_again_while_it_answers_cost_nothing(
+    synapse: LocalHomeserver, database_dsn: str, short_path: Path
+) -> None:
+    """H3, R40: a server that ends every session, at any moment of an answer; attempts are few."""
+    async with OpenAIServer(Behaviour(delay_seconds=0.1, chunks=8, chunk_interval_seconds=0.1)) as server:
+        model = {"provider": "openai_like", "id": "m", "base_url": server.base_url}
+        async with open_house(synapse, database_dsn, short_path, model=model) as house:
+            await _end_all_sessions_while_it_answers(house)
+
+
+async def _end_all_sessions_while_it_answers(house: House) -> None:
+    running = await house.start()
+    room = await house.room("assistant")
+    sources = []
+    for number in range(3):
+        sources.append(await house.human.send(room, f"question {number}"))
+        for _ in range(3):
+            await asyncio.sleep(0.15 + 0.07 * number)
+            await house.rows(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name = 'mindroom'"
+            )
+    for source in sources:
+        await house.answer(room, "assistant", source)
+    await house.quiet()
+    assert len(await house.said(room, "assistant")) == 3
+    samples = [s for m in running.metrics.registry.collect() if m.name == "mindroom_db_retries" for s in m.samples]
+    assert sum(sample.value for sample in samples if sample.name.endswith("_total")) < 60
+
+
 async def test_probes_and_metrics_tell_the_state_with_reasons(
     synapse: LocalHomeserver, database_dsn: str, short_path: Path
 ) -> None:

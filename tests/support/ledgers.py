@@ -16,6 +16,7 @@ from mindroom.journal.recovery import Recovery
 from mindroom.journal.store import Journal
 from mindroom.outbox.store import Outbox
 from mindroom.turnstore.store import TurnStore
+from tests.support.bouncer import program_dsn
 from tests.support.events import ALICE, ROOM
 
 START = OrderKey(-1)
@@ -33,7 +34,7 @@ async def open_database(
 ) -> AsyncIterator[Database]:
     """A pool that is closed again."""
     database = await connect(
-        dsn,
+        program_dsn(dsn),
         metrics=Metrics(),
         pool_size=pool_size,
         lease_ttl_seconds=lease_ttl_seconds,

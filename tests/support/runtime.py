@@ -34,6 +34,7 @@ from mindroom.db.embedded import EmbeddedPostgres
 from mindroom.db.folder import DataFolder
 from mindroom.matrix.local_homeserver import LocalHomeserver
 from mindroom.matrix.sync import TIMELINE_LIMIT
+from tests.support.bouncer import program_dsn
 from tests.support.matrix_human import Event, MatrixHuman, VisibleMessage
 
 T = TypeVar("T")
@@ -183,7 +184,7 @@ class House:
     # ---- life ---------------------------------------------------------------------------------------------------
     async def start(self, *, folder: str = "data", until_ready: bool = True) -> RunningRuntime:
         """Start a process on a data folder of this installation."""
-        os.environ["DATABASE_URL"] = self.dsn
+        os.environ["DATABASE_URL"] = program_dsn(self.dsn)
         os.environ[SECRET_VARIABLE] = self.homeserver.registration_shared_secret
         port = _free_port()
         composed = compose(RuntimeSettings(parse_config(self._config(port)), self.path / folder))

@@ -41,12 +41,14 @@ from mindroom.core.ports import (
     WirePayload,
 )
 from mindroom.core.seams import Seams
+from mindroom.db.address import read_address
 from mindroom.db.engine import Database, Tx
 from mindroom.db.lease import Lease, LeaseKeeper, LeaseTimes, register_process
 from mindroom.matrix.client import MatrixClient
 from mindroom.matrix.rooms import RoomPlan
 from mindroom.ops.audit import Broken, audit_snapshot
 from mindroom.responses.loop import MODEL_ATTEMPT, RetryListener
+from tests.support.bouncer import program_dsn
 from tests.support.events import ALICE, BOB, ME, ROOM, Event, joined_room, state
 
 AGENT = PrincipalName("agent")
@@ -610,7 +612,10 @@ async def open_spine(dsn: str, *, thread_mode: str = "thread") -> AsyncIterator[
     """A spine that is stopped at the end, whatever the test left; then every rule that SQL can see must hold (K4)."""
     metrics = Metrics()
     async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(asyncpg.create_pool(dsn, min_size=1, max_size=8))
+        address, pooled = read_address(program_dsn(dsn))
+        pool = await stack.enter_async_context(
+            asyncpg.create_pool(address, min_size=1, max_size=8, statement_cache_size=0 if pooled else 100)
+        )
         # The database's clock is the real one plus an offset, so ours starts at the same moment.
         clock = TestClock(datetime.now(UTC))
         database = ObservedDatabase(pool, metrics, clock)
