@@ -16,6 +16,7 @@ Told = pytest.CaptureFixture[str]
 SECRET = "a body nobody may see"
 SETUP = f"""
 INSERT INTO processes (host, pid, boot_id, data_folder, version) VALUES ('here', 42, 'boot', '/data', '0');
+UPDATE processes SET beat_at = mindroom_now() - interval '20 seconds';
 INSERT INTO principals (name, kind, user_id) VALUES ('busy', 'agent', '@busy:x'), ('idle', 'agent', '@idle:x');
 UPDATE principals SET unhealthy_reason = 'M_USER_DEACTIVATED' WHERE name = 'idle';
 INSERT INTO principal_fence (principal, fence) VALUES (1, 7), (2, 0);
@@ -72,6 +73,7 @@ def test_status_tells_owner_lease_fence_trust_and_debts_of_every_principal(fille
     busy, idle = status["principals"]
     expires = datetime.fromisoformat(busy.pop("lease_expires_at"))
     oldest = busy.pop("oldest_seconds")
+    assert 20 <= busy.pop("beat_seconds") < 60
     since = datetime.fromisoformat(busy.pop("trust_since"))
 
     assert busy == {
