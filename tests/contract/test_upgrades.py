@@ -25,6 +25,7 @@ from tests.support.spine import Spine, open_spine
 
 NEW = RoomId("!successor-without-a-server-part")
 REFUSED = MatrixDeliveryFailure("send", MatrixFailureClass.FORBIDDEN, status=403, errcode="M_FORBIDDEN")
+LOST = MatrixDeliveryFailure("send", MatrixFailureClass.NETWORK)
 NOT_INVITED = MatrixFailure("join", MatrixFailureClass.FORBIDDEN, status=403, errcode="M_FORBIDDEN")
 
 
@@ -121,6 +122,35 @@ async def test_f4_the_old_room_is_left_only_when_nothing_is_owed_there(database_
         await spine.advance(10)
         assert spine.finals() == [["$1"]]
         assert spine.membership.left[0] == ROOM
+
+
+async def test_f4_an_answer_that_may_have_arrived_keeps_us_in_the_old_room(database_dsn: str) -> None:
+    """F4: its source is settled, but the outbox still owes it."""
+    async with open_spine(database_dsn) as spine:
+        await spine.serve()
+        spine.gateway.fail("final", *[LOST] * 100)
+        await spine.hear(message("$1"))
+        await spine.advance(2)
+        await spine.hear(tombstone())
+        spine.answer(spine.batch(successor()))
+        await spine.advance(30)
+        assert spine.membership.left == []
+        spine.gateway.faults.clear()
+        await spine.advance(60, step_seconds=5)
+        assert spine.finals() == [["$1"]]
+        assert spine.membership.left[0] == ROOM
+
+
+async def test_f4_a_tombstone_that_comes_after_we_joined_the_successor_is_seen_at_once(database_dsn: str) -> None:
+    """F4: we were invited there before."""
+    async with open_spine(database_dsn) as spine:
+        await spine.serve()
+        spine.answer(spine.batch(successor()))
+        await spine.settle()
+        spine.answer(spine.batch((ROOM, joined_room([tombstone()]))))
+        await spine.settle()
+        assert spine.membership.asked == []
+        assert spine.membership.left == [ROOM]
 
 
 @pytest.mark.parametrize("predecessor", [OTHER_ROOM, "", None])

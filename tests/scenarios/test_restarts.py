@@ -188,6 +188,36 @@ async def test_f1_f2_a_kick_while_an_answer_streams_and_a_rejoin(
             assert [m.content[DELIVERY_KEY]["sources"] for m in finals] == [[new]]
 
 
+async def test_r20_a_restart_asks_about_no_room(synapse: LocalHomeserver, database_dsn: str, short_path: Path) -> None:
+    """R20: what a killed answer left is taken up from the tables, by the account that is in the room, however many
+    rooms there are, also one that we are no longer in."""
+    async with OpenAIServer(Behaviour(delay_seconds=60)) as server:
+        model = {"provider": "openai_like", "id": "m", "base_url": server.base_url}
+        async with open_house(synapse, database_dsn, short_path, model=model) as house:
+            running = await house.start()
+            room, gone, *_ = [await house.room("assistant") for _ in range(4)]
+            sources = [await house.human.send(each, "think hard") for each in (room, gone)]
+            for each in (room, gone):
+                await house.human.wait_for(
+                    each, lambda e: e["sender"] == house.agent("assistant") and _is_placeholder(e)
+                )
+            await house.kill(running)
+            await house.human.kick(gone, house.agent("assistant"))
+            server.behaviour.delay_seconds = 0.0
+            running = await house.start()
+            await house.answer(room, "assistant", sources[0])
+            assert await house.outcome("assistant", sources[1]) == "departed"
+            await house.quiet()
+            calls = {
+                sample.labels["name"]: sample.value
+                for family in running.metrics.registry.collect()
+                for sample in family.samples
+                if sample.name == "mindroom_homeserver_seconds_count" and sample.value
+            }
+            assert calls.keys() <= {"whoami", "profile_get", "get_event", "send", "typing", "receipt"}, calls
+            assert max(calls[name] for name in calls if name not in ("typing", "receipt")) <= 2, calls
+
+
 async def test_f4_r13_an_upgraded_room_is_followed_with_what_is_owed_there(
     synapse: LocalHomeserver, database_dsn: str, short_path: Path
 ) -> None:
