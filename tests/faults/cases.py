@@ -24,6 +24,10 @@ class Scenario(StrEnum):
     UNSENT = "unsent"
     DEFERRED = "deferred"
     GAP_FAILS = "gap_fails"
+    THREAD = "thread"
+    MOVED_ON = "moved_on"
+    LEAVE = "leave"
+    UPGRADE = "upgrade"
 
 
 TROUBLE: dict[Scenario, tuple[Strike, ...]] = dict.fromkeys(Scenario, ()) | {
@@ -54,6 +58,8 @@ KINDS = dict.fromkeys(Scenario, Kind.USUAL) | {
     Scenario.ADOPT: Kind.SLOW,
     Scenario.REDACTION: Kind.SLOW,
     Scenario.DRAIN: Kind.SLOW,
+    Scenario.MOVED_ON: Kind.SLOW,
+    Scenario.LEAVE: Kind.SLOW,
 }
 MAX_HITS = 3
 """The k-th hit of a point is tried up to this k."""
@@ -178,6 +184,10 @@ DEFAULT = EVERYTHING | {
     Scenario.UNSENT: Scope(max_hits=4, only=frozenset({"hs.send", "tx.fail_delivery", "tx.ack_delivery"})),
     Scenario.DEFERRED: Scope(only=frozenset({"tx.record_failure"})),
     Scenario.GAP_FAILS: Scope(only=frozenset({"tx.gap_failed"})),
+    Scenario.THREAD: Scope(max_hits=1, only=frozenset({"hs.relations", "hs.get_event", "tx.hydrate_chunk"})),
+    Scenario.MOVED_ON: Scope(max_hits=1, only=frozenset({"tx.resume_turn", "tx.supersede", "tx.hand_off"})),
+    Scenario.LEAVE: Scope(only=frozenset({"tx.admit", "hs.join", "tx.open_turn"})),
+    Scenario.UPGRADE: Scope(max_hits=2, only=frozenset({"hs.join", "hs.leave", "tx.admit", "tx.carry_over"})),
     Scenario.STRANGER: Scope(only=frozenset({"hs.leave", "tx.admit", "tx.invite_result"})),
 }
 """Starting is `restart`'s matter, typing and receipts are `answer`'s; docs/fault-programme.md gives the reasons."""

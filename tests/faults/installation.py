@@ -104,14 +104,14 @@ class Installation:
         await self.human.join(room)
         self.room = room
 
-    async def ask(self, *, room: str | None = None, answered: bool = True) -> Source:
-        """Write a message to the agent."""
+    async def ask(self, *, room: str | None = None, thread: str | None = None, answered: bool = True) -> Source:
+        """Write a message to the agent; its answer is known by the thread it stands in."""
         room = room or self.room
         word = f"tok-{self.world.new_name()}"
-        event = await self.human.send(room, f"please repeat {word}", mentions=[self.agent])
+        event = await self.human.send(room, f"please repeat {word}", thread=thread, mentions=[self.agent])
         line = f"echo: {self.agent} please repeat {word}"
         answer = (line + " " + FILLER * ANSWER_CHARACTERS)[:ANSWER_CHARACTERS]
-        source = Source(room, event, answer if answered else None)
+        source = Source(room, thread or event, answer if answered else None)
         self.sources[room].append(source)
         return source
 
@@ -128,6 +128,14 @@ class Installation:
         """Somebody whom the configuration does not know."""
         secret = self.world.homeserver.registration_shared_secret
         return await MatrixHuman.register(self.world.homeserver.url, shared_secret=secret)
+
+    async def see_member(self, room: str, *, joined: bool) -> None:
+        """Return once the agent is, or is not, in the room. Raises AssertionError."""
+
+        async def is_so() -> bool:
+            return (self.agent in await self.human.members(room)) is joined
+
+        await until(is_so, failure=lambda: AssertionError(f"the agent's membership did not become joined={joined}"))
 
     async def see_declined(self, person: MatrixHuman, room: str) -> None:
         """Return once the agent has declined the person's invite. Raises AssertionError when it does not."""

@@ -39,13 +39,15 @@ class Source:
     room: str
     event_id: str
     answer: str | None
+    is_cut_off: bool = False
+    """The agent was thrown out while it answered: what stood then still stands."""
 
 
 def is_answered(source: Source, events: Iterable[Event], *, agent: str) -> bool:
     """Whether the room shows what the source must have."""
     shown = [message for message in _answers(visible(events), source, agent) if not message.redacted]
     if source.answer is None:
-        return not shown
+        return source.is_cut_off or not shown
     return any(message.body == source.answer for message in shown)
 
 
@@ -66,7 +68,11 @@ def _judge_source(source: Source, messages: Sequence[VisibleMessage], agent: str
     shown = [message for message in _answers(messages, source, agent) if not message.redacted]
     growing = [message for message in shown if message.body.endswith(WORKING)]
     finished = [message for message in shown if message not in growing]
-    findings = [Finding(Breach.STRAY, f"placeholder left: {message.body[:80]!r}") for message in growing]
+    findings = [
+        Finding(Breach.STRAY, f"placeholder left: {message.body[:80]!r}")
+        for message in growing
+        if not source.is_cut_off
+    ]
     if source.answer is None:
         return findings + [Finding(Breach.STRAY, f"answered all the same: {m.body[:80]!r}") for m in finished]
     if len(finished) > 1:
@@ -119,7 +125,7 @@ _AUDITS = {
         SELECT delivery_id::text || ' ' || last_error FROM delivery_outbox WHERE state = 'failed'""",
     "a settlement of work that is neither answered, ignored nor withdrawn": """
         SELECT r.event_id || ' ' || s.outcome FROM journal_settlements s JOIN journal_receipts r USING (receipt)
-        WHERE s.outcome NOT IN ('answered', 'redacted') AND s.outcome NOT LIKE 'ignored.%'""",
+        WHERE s.outcome NOT IN ('answered', 'redacted', 'departed') AND s.outcome NOT LIKE 'ignored.%'""",
 }
 """What must hold besides once nothing is owed; what must always hold is `mindroom audit` (K4)."""
 

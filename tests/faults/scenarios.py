@@ -5,6 +5,8 @@ A scenario returns when its last message is written; the installation's `settle`
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from urllib.parse import quote
 
 from tests.faults.cases import TROUBLE, Case, Scenario
 from tests.faults.installation import Installation
@@ -74,11 +76,15 @@ async def _gap(inst: Installation, case: Case | None, scenario: Scenario) -> Non
     await _serving(inst)
     await inst.runtime.stop()
     await inst.ask()
-    for start in range(0, GAP_MESSAGES, _AT_ONCE):
-        await asyncio.gather(*(inst.human.send(inst.room, f"talk {start + n}", mentions=[]) for n in range(_AT_ONCE)))
+    await _talk(inst, inst.room)
     await inst.ask()
     inst.runtime.arm(case, trouble=TROUBLE[scenario])
     await inst.runtime.start()
+
+
+async def _talk(inst: Installation, room: str) -> None:
+    for start in range(0, GAP_MESSAGES, _AT_ONCE):
+        await asyncio.gather(*(inst.human.send(room, f"talk {start + n}", mentions=[]) for n in range(_AT_ONCE)))
 
 
 async def unsent(inst: Installation, case: Case | None) -> None:
@@ -123,6 +129,59 @@ async def redaction(inst: Installation, case: Case | None) -> None:
     await inst.human.redact(source.room, source.event_id)
 
 
+async def thread(inst: Installation, case: Case | None) -> None:
+    """A message in a thread that began long before the agent came: what was said in it is read for the prompt (A12)."""
+    await _serving(inst)
+    room = await inst.human.create_room()
+    root = await inst.human.send(room, "an old topic", mentions=[])
+    await _talk(inst, room)
+    await inst.human.invite(room, inst.agent)
+    await inst.see_member(room, joined=True)
+    inst.runtime.arm(case)
+    await inst.ask(room=room, thread=root)
+
+
+async def moved_on(inst: Installation, case: Case | None) -> None:
+    """The process was killed while it answered, and the person wrote on meanwhile: one answer to both (R19)."""
+    await _serving(inst)
+    first = await inst.ask()
+    await inst.see_placeholder(first)
+    await inst.runtime.kill()
+    inst.sources[first.room].remove(first)
+    await inst.ask(thread=first.event_id)
+    inst.runtime.arm(case)
+    await inst.runtime.start()
+
+
+async def leave(inst: Installation, case: Case | None) -> None:
+    """The agent is thrown out while it answers and let in again: the old answer never comes, the next one does (F2)."""
+    await _serving(inst)
+    room = await inst.human.create_room(invite=[inst.agent])
+    await inst.see_member(room, joined=True)
+    source = await inst.ask(room=room, answered=False)
+    await inst.see_placeholder(source)
+    inst.sources[room][-1] = replace(source, is_cut_off=True)
+    inst.runtime.arm(case)
+    await inst.human.kick(room, inst.agent)
+    await inst.human.invite(room, inst.agent)
+    await inst.see_member(room, joined=True)
+    await inst.ask(room=room)
+
+
+async def upgrade(inst: Installation, case: Case | None) -> None:
+    """The person upgrades the room: the agent follows, answers there and leaves the old room (F4, R13)."""
+    await _serving(inst)
+    old = await inst.human.create_room(invite=[inst.agent])
+    await inst.see_member(old, joined=True)
+    inst.runtime.arm(case)
+    answer = await inst.human.call("POST", f"/rooms/{quote(old, safe='')}/upgrade", body={"new_version": "11"})
+    new = answer["replacement_room"]
+    await inst.human.invite(new, inst.agent)
+    await inst.see_member(new, joined=True)
+    await inst.ask(room=new)
+    await inst.see_member(old, joined=False)
+
+
 async def drain(inst: Installation, case: Case | None) -> None:
     """The process is told to stop while an answer grows, and started again."""
     await _serving(inst)
@@ -147,4 +206,8 @@ PLAYS: dict[Scenario, Play] = {
     Scenario.UNSENT: unsent,
     Scenario.DEFERRED: deferred,
     Scenario.GAP_FAILS: gap_fails,
+    Scenario.THREAD: thread,
+    Scenario.MOVED_ON: moved_on,
+    Scenario.LEAVE: leave,
+    Scenario.UPGRADE: upgrade,
 }

@@ -39,20 +39,14 @@ WHERE = {
     "fail_delivery": Scenario.UNSENT,
     "record_failure": Scenario.DEFERRED,
     "resume_turn": Scenario.ADOPT,
+    "hydrate_chunk": Scenario.THREAD,
+    "supersede": Scenario.MOVED_ON,
 }
 """A scenario that passes each transaction."""
-NOT_PASSED = {
-    "retire_delivery",
-    "hydrate_chunk",
-    "hydrate_failed",
-    "park",
-    "retry_parked",
-    "supersede",
-    "carry_over",
-} | {"restore_revision"}
-"""Passed by none: nothing here leaves or upgrades a room, no placeholder is refused for good, and every thread is heard
-from its root on (tests/contract/test_hydration.py and test_upgrades.py lose those commits). Nothing fails for a reason
-of its own (tests/contract/test_parking.py), and no edit is redacted (tests/contract/test_redaction.py)."""
+NOT_PASSED = {"carry_over", "hydrate_failed", "park", "retire_delivery", "retry_parked"}
+"""Passed by none: no placeholder is refused for good, no history cannot be read, nothing fails for a reason of its own,
+and nothing is owed in a room that is upgraded (test_delivery, test_hydration, test_parking and test_upgrades of
+tests/contract lose those commits)."""
 _NAMES = re.compile(r'(?:\.run|\.transaction|_finish)\(\s*"([a-z_.]+)"(?: if \w+ else "([a-z_.]+)")?')
 
 
