@@ -2,6 +2,7 @@
 
 import random
 import time
+from uuid import UUID
 
 import pytest
 
@@ -24,6 +25,7 @@ from tests.support.events import (
     left_room,
     member,
     message,
+    redacted,
     redaction,
     said,
     state,
@@ -46,6 +48,8 @@ def _kinds(number: int) -> list[Event]:
             event(f"$reaction{n}", type_="m.reaction"),
             event(f"$x{n}", type_="m.room.encrypted"),
             said(f"$f{n}", Stage.FINAL, sources=[f"$old{n}"]),
+            redacted(f"$rf{n}", sender=ME, transaction_id=f"final.{UUID(int=1000 + n)}"),
+            member(f"$ban{n}", f"@troll{n}:x", "ban", sender=ALICE, redact_events=True),
             state(f"$topic{n}", "m.room.topic", {"topic": f"{n}"}),
             member(f"$join{n}", f"@guest{n}:x", "join"),
         ]
@@ -328,6 +332,19 @@ async def test_b3_network_trouble_never_gives_up_a_gap(database_dsn: str) -> Non
 
 def _send_failure() -> Exception:
     return MatrixDeliveryFailure("send", MatrixFailureClass.NETWORK)
+
+
+async def test_a6_a_batch_holds_a_hundred_sources_and_the_rest_form_the_next_turn(database_dsn: str) -> None:
+    """A6: what came while an answer ran; each source is named by exactly one FINAL."""
+    async with open_spine(database_dsn, thread_mode="room") as spine:
+        await spine.serve()
+        spine.model.go.clear()
+        await spine.hear(message("$first"))
+        await spine.hear(*(message(f"$m{n}") for n in range(130)))
+        spine.model.go.set()
+        await spine.advance(3)
+        assert [len(sources) for sources in spine.finals()] == [1, 100, 30]
+        assert {s for sources in spine.finals() for s in sources} == {"$first", *(f"$m{n}" for n in range(130))}
 
 
 async def test_a6_the_room_itself_proves_what_was_said(database_dsn: str) -> None:

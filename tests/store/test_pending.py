@@ -1,17 +1,19 @@
 """The feeder's pages: order of work, back-off on rows, held rooms, open turns (B2, C2, D2)."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from uuid import UUID
 
 import pytest
 
 from mindroom.core.errors import RetryClass
-from mindroom.core.ids import Epoch, EventId, Fence, TurnId
+from mindroom.core.ids import Epoch, EventId, Fence, PrincipalName, TurnId
 from mindroom.core.values import GAP_PAGE_TOP, EventClass, MessageTarget, OrderKey, Reason
 from mindroom.journal.records import Heard
+from mindroom.journal.store import Journal
 from mindroom.turnstore.record import TurnRecord, TurnSource
 from tests.support.events import ALICE, OTHER_ROOM, ROOM
-from tests.support.ledgers import START, Ledgers, move_database_clock, open_ledgers, receipt_of, source
+from tests.support.ledgers import START, Ledgers, add_principal, move_database_clock, open_ledgers, receipt_of, source
 
 
 @pytest.fixture
@@ -152,3 +154,44 @@ async def test_a_source_knows_the_turn_that_holds_it(ledgers: Ledgers) -> None:
         await ledgers.turns.open(tx, turn, config_generation="c")
     page = await ledgers.journal.pending_page(START, 0, held_rooms=[], limit=9)
     assert [(p.event_id, p.open_turn) for p in page] == [("$a", turn.turn_id), ("$b", None)]
+
+
+async def test_r39_a_reader_skips_no_row_that_is_committed_late(ledgers: Ledgers) -> None:
+    """R39: another principal's numbers, committed before ours although drawn after them, hide none of ours."""
+    other = await add_principal(ledgers.database, "other")
+    lease = await ledgers.keeper.take(other, PrincipalName("other"))
+    assert lease is not None
+    theirs = Journal(other, ledgers.database)
+    async with ledgers.lease.transaction("admit") as mine:
+        early = await ledgers.journal.hear(mine, [source("$1")])
+        async with lease.transaction("admit") as tx:
+            late = await theirs.hear(tx, [source("$1"), source("$2")])
+        assert min(late.receipts.values()) > max(early.receipts.values()), (
+            "ours are drawn first, theirs committed first"
+        )
+        seen = await theirs.pending_page(START, 0, held_rooms=[], limit=10)
+        assert [s.event_id for s in seen] == ["$1", "$2"]
+        assert await ledgers.pending() == []
+    after = seen[-1]
+    assert await theirs.pending_page(after.order_key, after.receipt, held_rooms=[], limit=10) == []
+    assert await ledgers.pending() == ["$1"]
+
+
+async def test_r39_of_one_principal_later_numbers_are_committed_later(ledgers: Ledgers) -> None:
+    """R39, A5: a second commit draws no number while the first is not over, so a cursor may stand at the last."""
+    order: list[str] = []
+
+    async def second() -> None:
+        async with ledgers.lease.transaction("admit") as tx:
+            order.append("second draws")
+            await ledgers.journal.hear(tx, [source("$2")])
+
+    async with ledgers.lease.transaction("admit") as tx:
+        await ledgers.journal.hear(tx, [source("$1")])
+        waiting = asyncio.ensure_future(second())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        order.append("first commits")
+    await waiting
+    assert order == ["first commits", "second draws"]
+    assert await ledgers.pending() == ["$1", "$2"]
