@@ -15,7 +15,7 @@ PAGE = (REPOSITORY / "docs" / "contracts.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| ([A-L]\d+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", PAGE, flags=re.MULTILINE)
 TESTS = {id_: re.findall(r"`([^`]+)`", tests) for id_, _, _, tests in ROWS}
 STATES = {id_: state for id_, _, state, _ in ROWS}
-STATE = re.compile(r"(proven|proven; rest durable core|proven; rest with [a-z ]+|durable core|with [a-z ]+)")
+STATE = re.compile(r"(proven|proven; rest with [a-z ]+|with [a-z ]+)")
 
 
 @cache
