@@ -14,7 +14,7 @@ from mindroom.bot.supervisor import ServiceState, Supervisor
 from mindroom.bot.wiring import BotNeeds
 from mindroom.config import EffectiveAgent
 from mindroom.core.clock import TestClock
-from mindroom.core.errors import MatrixFailure, MatrixFailureClass, UserError
+from mindroom.core.errors import DatabaseUnavailable, MatrixFailure, MatrixFailureClass, UserError
 from mindroom.core.ids import Fence, PrincipalName, ProcessId
 from mindroom.db.lease import LeaseKeeper, LeaseTimes, Standing
 from tests.support.spine import spine_config
@@ -89,3 +89,13 @@ async def test_b5_an_agent_without_credentials_is_unhealthy_with_a_reason_and_th
     assert sessions.reasons[0] == broken.reason
     assert fine.state is ServiceState.STANDBY
     assert not supervisor.ready.is_set()
+
+
+async def test_i2_what_is_told_of_an_unhealthy_agent_quotes_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """I2: `/readyz`, `status` and the log have the kind of an unforeseen error, or a code, never its text."""
+    for failure in (RuntimeError("the-swordfish"), DatabaseUnavailable("the-swordfish")):
+        sessions = Refusing(failure)
+        supervisor = await supervise(sessions, seconds=2)
+        told = [str(status.reason) for status in supervisor.statuses.values()] + [str(r) for r in sessions.reasons]
+        assert {"RuntimeError", "database"} & set(told)
+        assert "the-swordfish" not in "".join([*told, *capsys.readouterr()])
