@@ -28,6 +28,7 @@ class Scenario(StrEnum):
     MOVED_ON = "moved_on"
     LEAVE = "leave"
     UPGRADE = "upgrade"
+    EDIT = "edit"
 
 
 TROUBLE: dict[Scenario, tuple[Strike, ...]] = dict.fromkeys(Scenario, ()) | {
@@ -60,6 +61,7 @@ KINDS = dict.fromkeys(Scenario, Kind.USUAL) | {
     Scenario.DRAIN: Kind.SLOW,
     Scenario.MOVED_ON: Kind.SLOW,
     Scenario.LEAVE: Kind.SLOW,
+    Scenario.EDIT: Kind.SLOW,
 }
 MAX_HITS = 3
 """The k-th hit of a point is tried up to this k."""
@@ -184,6 +186,7 @@ DEFAULT = EVERYTHING | {
     Scenario.UNSENT: Scope(max_hits=4, only=frozenset({"hs.send", "tx.fail_delivery", "tx.ack_delivery"})),
     Scenario.DEFERRED: Scope(only=frozenset({"tx.record_failure"})),
     Scenario.GAP_FAILS: Scope(only=frozenset({"tx.gap_failed"})),
+    Scenario.EDIT: Scope(max_hits=2, only=frozenset({"tx.admit", "tx.restore_revision", "tx.hand_off"})),
     Scenario.THREAD: Scope(max_hits=1, only=frozenset({"hs.relations", "hs.get_event", "tx.hydrate_chunk"})),
     Scenario.MOVED_ON: Scope(max_hits=1, only=frozenset({"tx.resume_turn", "tx.supersede", "tx.hand_off"})),
     Scenario.LEAVE: Scope(only=frozenset({"tx.admit", "hs.join", "tx.open_turn"})),

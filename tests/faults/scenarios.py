@@ -129,6 +129,16 @@ async def redaction(inst: Installation, case: Case | None) -> None:
     await inst.human.redact(source.room, source.event_id)
 
 
+async def edit(inst: Installation, case: Case | None) -> None:
+    """The person edits a message while its answer grows and takes the edit back: what stood is restored (A4)."""
+    await _serving(inst)
+    source = await inst.ask()
+    await inst.see_placeholder(source)
+    inst.runtime.arm(case)
+    edited = await inst.human.edit(source.room, source.event_id, "something else", mentions=[inst.agent])
+    await inst.human.redact(source.room, edited)
+
+
 async def thread(inst: Installation, case: Case | None) -> None:
     """A message in a thread that began long before the agent came: what was said in it is read for the prompt (A12)."""
     await _serving(inst)
@@ -206,6 +216,7 @@ PLAYS: dict[Scenario, Play] = {
     Scenario.UNSENT: unsent,
     Scenario.DEFERRED: deferred,
     Scenario.GAP_FAILS: gap_fails,
+    Scenario.EDIT: edit,
     Scenario.THREAD: thread,
     Scenario.MOVED_ON: moved_on,
     Scenario.LEAVE: leave,

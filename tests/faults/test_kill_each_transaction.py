@@ -41,6 +41,7 @@ WHERE = {
     "resume_turn": Scenario.ADOPT,
     "hydrate_chunk": Scenario.THREAD,
     "supersede": Scenario.MOVED_ON,
+    "restore_revision": Scenario.EDIT,
 }
 """A scenario that passes each transaction."""
 NOT_PASSED = {"carry_over", "hydrate_failed", "park", "retire_delivery", "retry_parked"}
