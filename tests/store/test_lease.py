@@ -266,11 +266,23 @@ async def test_a_restart_of_the_same_folder_and_boot_frees_the_leases_of_the_dea
     assert [r["runs"] for r in rows] == [False, True, True]
 
 
-@pytest.mark.parametrize(("folder", "boot_id"), [("/other", "boot"), ("/a", "other boot")])
-async def test_a_process_of_another_folder_or_boot_frees_nothing(pair: Pair, folder: str, boot_id: str) -> None:
+@pytest.mark.parametrize(
+    ("folder", "boot_id", "host"), [("/other", "boot", "host"), ("/a", "other boot", "host"), ("/a", "boot", "other")]
+)
+async def test_a_process_of_another_folder_boot_or_host_frees_nothing(
+    pair: Pair, folder: str, boot_id: str, host: str
+) -> None:
+    """Containers of one machine share its boot and often the path of their folder, which is another one in each."""
     await pair.take(pair.first)
-    await add_process(pair.database, folder=folder, boot_id=boot_id)
+    await add_process(pair.database, folder=folder, boot_id=boot_id, host=host)
     assert await pair.second.take(pair.principal, NAME) is None
+
+
+async def test_a_process_killed_in_its_orderly_end_is_freed_by_its_restart_too(pair: Pair) -> None:
+    await pair.take(pair.first)
+    await pair.first.leave()
+    await add_process(pair.database, folder="/a", boot_id="boot")
+    assert await pair.second.take(pair.principal, NAME) is not None
 
 
 async def test_an_orderly_end_is_noted(pair: Pair) -> None:

@@ -61,9 +61,11 @@ async def add_principal(database: Database, name: str = "agent") -> PrincipalId:
     return PrincipalId(row["principal"])
 
 
-async def add_process(database: Database, *, folder: str = "/data", boot_id: str = "boot", pid: int = 1) -> ProcessId:
+async def add_process(
+    database: Database, *, folder: str = "/data", boot_id: str = "boot", pid: int = 1, host: str = "host"
+) -> ProcessId:
     """A registered process."""
-    return await register_process(database, host="host", pid=pid, boot_id=boot_id, data_folder=folder, version="0")
+    return await register_process(database, host=host, pid=pid, boot_id=boot_id, data_folder=folder, version="0")
 
 
 def keeper(database: Database, process: ProcessId, *, clock: TestClock, ttl_seconds: float = 15.0) -> LeaseKeeper:
