@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 BINARY_VARIABLE = "PGBOUNCER"
-_PORT_VARIABLE = "MINDROOM_TEST_BOUNCER_PORT"
+_WAY_VARIABLE = "MINDROOM_TEST_BOUNCER"
 _CONFIG = """
 [databases]
 * = host={host} port={port} user=mindroom
@@ -50,22 +50,23 @@ def bouncer(server_dsn: str, folder: Path) -> Iterator[None]:
     unlike_root = ["unshare", "--user", "--map-user=65534", "--map-group=65534", "--"] if os.geteuid() == 0 else []
     with (folder / "pgbouncer.log").open("ab") as log:
         process = subprocess.Popen([*unlike_root, shutil.which(binary) or binary, str(config)], stdout=log, stderr=log)
-    os.environ[_PORT_VARIABLE] = str(port)
+    os.environ[_WAY_VARIABLE] = f"{port} {urlsplit(server_dsn).query}"
     try:
         _wait(port, process, folder / "pgbouncer.log")
         yield
     finally:
-        del os.environ[_PORT_VARIABLE]
+        del os.environ[_WAY_VARIABLE]
         process.kill()
         process.wait()
 
 
 def program_dsn(dsn: str) -> str:
-    """The way the program takes to that database; one that leads over TCP already (a proxy) is left alone."""
-    port = os.environ.get(_PORT_VARIABLE)
-    if not port or "host=127.0.0.1" in dsn:
-        return dsn
-    return f"postgresql://mindroom@127.0.0.1:{port}{urlsplit(dsn).path}?pgbouncer=true"
+    """The way the program takes to that database; one on another server, or behind a proxy, is left alone."""
+    port, _, query = os.environ.get(_WAY_VARIABLE, "").partition(" ")
+    parts = urlsplit(dsn)
+    return (
+        f"postgresql://mindroom@127.0.0.1:{port}{parts.path}?pgbouncer=true" if port and parts.query == query else dsn
+    )
 
 
 def _wait(port: int, process: "subprocess.Popen[bytes]", log: Path) -> None:
