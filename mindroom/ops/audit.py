@@ -8,14 +8,12 @@ from dataclasses import dataclass
 
 import asyncpg
 
-from mindroom.db.engine import database_errors
-from mindroom.db.schema import check_schema
 from mindroom.db.sql import load
+from mindroom.ops.session import reading
 
 RULES = load("mindroom.ops", "audit.sql")
 SHOWN = 20
 """Of each broken rule at most so many subjects are told."""
-_CONNECT_TIMEOUT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +31,8 @@ async def audit(dsn: str) -> list[Broken]:
 
     Raises UserError when the schema is not the expected one, DatabaseUnavailable when the database cannot be read.
     """
-    await check_schema(dsn)
-    async with database_errors():
-        connection = await asyncpg.connect(
-            dsn,
-            timeout=_CONNECT_TIMEOUT_SECONDS,
-            statement_cache_size=0,
-            server_settings={"application_name": "mindroom-audit", "default_transaction_read_only": "on"},
-        )
-        try:
-            async with connection.transaction(isolation="repeatable_read", readonly=True):
-                return await audit_snapshot(connection)
-        finally:
-            await connection.close()
+    async with reading(dsn) as connection:
+        return await audit_snapshot(connection)
 
 
 async def audit_snapshot(connection: asyncpg.Connection) -> list[Broken]:

@@ -4,15 +4,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import asyncpg
-
 from mindroom.core.errors import UserError
-from mindroom.db.engine import database_errors
-from mindroom.db.schema import check_schema
 from mindroom.db.sql import load
+from mindroom.ops.session import reading
 
 SQL = load("mindroom.ops", "explain.sql")
-_CONNECT_TIMEOUT_SECONDS = 10.0
 _OUR_ID = re.compile(r"[0-9a-f][0-9a-f-]{5,35}", re.IGNORECASE)
 """A turn or delivery id, its beginning, or the reference of a notice, which is its end."""
 
@@ -59,23 +55,12 @@ async def explain(dsn: str, subject: str) -> Story:
     Raises UserError when nothing is known of it, or the schema is not the expected one; DatabaseUnavailable when the
     database cannot be read.
     """
-    await check_schema(dsn)
     ours = bool(_OUR_ID.fullmatch(subject))
-    async with database_errors():
-        connection = await asyncpg.connect(
-            dsn,
-            timeout=_CONNECT_TIMEOUT_SECONDS,
-            statement_cache_size=0,
-            server_settings={"application_name": "mindroom-explain", "default_transaction_read_only": "on"},
-        )
-        try:
-            async with connection.transaction(isolation="repeatable_read", readonly=True):
-                heard = await connection.fetch(SQL["heard"], subject)
-                turns = await connection.fetch(SQL["turns"], subject, ours)
-                known = [turn["turn_id"] for turn in turns]
-                deliveries = await connection.fetch(SQL["deliveries"], subject, ours, known)
-        finally:
-            await connection.close()
+    async with reading(dsn) as connection:
+        heard = await connection.fetch(SQL["heard"], subject)
+        turns = await connection.fetch(SQL["turns"], subject, ours)
+        known = [turn["turn_id"] for turn in turns]
+        deliveries = await connection.fetch(SQL["deliveries"], subject, ours, known)
     if not (heard or turns or deliveries):
         raise UserError(
             f"Nothing is known of {subject}: no agent was shown an event with this id, and no turn or delivery has it. "

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from uuid import UUID
 
-from mindroom.db.address import open_session
-from mindroom.db.engine import database_errors
-from mindroom.db.schema import EXPECTED_REVISION, check_schema
+from mindroom.db.schema import EXPECTED_REVISION
 from mindroom.db.sql import load
+from mindroom.ops.session import reading
 
 SQL = load("mindroom.ops", "status.sql")
 
@@ -48,7 +47,6 @@ async def read_status(dsn: str) -> Status:
 
     Raises UserError when the schema is not the expected one, DatabaseUnavailable when the database cannot be read.
     """
-    await check_schema(dsn)
     instances = await _read(dsn, "instance")
     principals = await _read(dsn, "principals")
     known = UUID(str(instances[0]["instance_id"])) if instances else None
@@ -59,21 +57,14 @@ async def read_journal(
     dsn: str, *, limit: int, state: JournalState | None = None, principal: str | None = None
 ) -> tuple[Row, ...]:
     """The newest `limit` events heard, newest first; raises as `read_status`."""
-    await check_schema(dsn)
     return await _read(dsn, _JOURNAL[state], principal, limit)
 
 
 async def read_outbox(dsn: str, *, state: str | None, principal: str | None) -> tuple[Row, ...]:
     """The newest deliveries in a state, or without one those owed and failed; raises as `read_status`."""
-    await check_schema(dsn)
     return await _read(dsn, "outbox", state, principal)
 
 
 async def _read(dsn: str, name: str, *args: object) -> tuple[Row, ...]:
-    async with database_errors():
-        connection = await open_session(dsn)
-        try:
-            async with connection.transaction(readonly=True):
-                return tuple(dict(record) for record in await connection.fetch(SQL[name], *args))
-        finally:
-            await connection.close()
+    async with reading(dsn) as connection:
+        return tuple(dict(record) for record in await connection.fetch(SQL[name], *args))

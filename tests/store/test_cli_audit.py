@@ -106,3 +106,14 @@ def test_k4_a_broken_rule_is_named_with_its_subject(rule: str, sound: str, capsy
     assert broken[rule]["subjects"][0].startswith(("ada: ", "all: "))
     assert cli.main(["audit"]) == 1
     assert rule in capsys.readouterr().out
+
+
+def test_operator_commands_understand_the_address_of_a_pooler(
+    sound: str, capsys: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H3: `pgbouncer=true` is ours and never reaches the server."""
+    monkeypatch.setenv("DATABASE_URL", f"{sound}&pgbouncer=true")
+    for argv in (["audit"], ["explain", "$1"], ["status"], ["journal", "ls"]):
+        assert cli.main(argv) == 0, capsys.readouterr().err
+    assert cli.main(["journal", "retry", "$1"]) == 1
+    assert "is not parked" in capsys.readouterr().err
