@@ -386,8 +386,9 @@ SELECT * FROM (
 ) newest ORDER BY base, page, idx
 
 -- name: message
--- One message of a room by id.
-SELECT event_id, sender, thread_id, base, page, idx, origin_ts, content, relates_to, turn_id
+-- One message of a room by id, and whether the text before its redacted edit is still owed.
+SELECT event_id, sender, thread_id, base, page, idx, origin_ts, content, relates_to, turn_id,
+       content IS NULL AND revision_id <> event_id AS is_withheld
 FROM visible_messages WHERE principal = $1 AND room_id = $2 AND event_id = $3
 
 -- name: participants

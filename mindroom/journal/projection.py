@@ -245,6 +245,7 @@ def _visible(row: Any) -> VisibleMessage:
         content=content,
         relates_to=loaded(row["relates_to"]),
         turn=_turn(row["turn_id"]),
+        is_withheld=row.get("is_withheld", False),
     )
 
 

@@ -270,6 +270,8 @@ class VisibleMessage:
     content: JsonObject | None
     relates_to: JsonObject | None
     turn: TurnId | None
+    is_withheld: bool = False
+    """Its edit was redacted, and what it said before is not restored yet (A4)."""
 
 
 @dataclass(frozen=True, slots=True)

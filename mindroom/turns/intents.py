@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from mindroom.core.content import MAX_SOURCES, is_fallback_reply, replied_event
+from mindroom.core.errors import DependencyError
 from mindroom.journal.projection import MessageProjection
 from mindroom.journal.records import VisibleMessage
 from mindroom.responses.assembly import IntentSource, ResponseIntent
@@ -22,7 +23,8 @@ class IntentBuilder:
     projection: MessageProjection
 
     async def build(self, batch: Batch) -> ResponseIntent:
-        """The intent of a batch. Raises CorruptState when its open turn has no rows."""
+        """The intent of a batch. Raises CorruptState when its open turn has no rows, and DependencyError while what a
+        source says is being restored (A4)."""
         anchor = batch.anchor.ingress
         sources = [await self._source(decided.ingress) for decided in batch.sources]
         if batch.open_turn is not None:
@@ -68,6 +70,8 @@ class IntentBuilder:
 
 
 def _revised(message: VisibleMessage | None) -> str:
+    if message is not None and message.is_withheld:
+        raise DependencyError("what a source says without its redacted edit is not known yet")
     if message is None or message.content is None:
         return ""
     relates_to = {"m.relates_to": message.relates_to or {}}

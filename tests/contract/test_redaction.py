@@ -227,6 +227,25 @@ async def test_a4_a_message_whose_answered_edit_is_redacted_is_answered_as_it_re
         assert spine.finals() == [["$1"]]
 
 
+async def test_a4_a_source_waits_while_what_it_says_is_being_restored(database_dsn: str) -> None:
+    """A4: it is not answered as it read before an edit that still stands; waiting is not counted against it (C2)."""
+    async with open_spine(database_dsn) as spine:
+        await spine.serve()
+        spine.model.go.clear()
+        await _edited_twice(spine)
+        spine.history.events["$1"] = MatrixFailure("get_event", MatrixFailureClass.SERVER, status=502)
+        await spine.hear(redaction("$r1", "$e2"))
+        asked = len(spine.model.requests)
+        await spine.advance(30)
+        assert len(spine.model.requests) == asked
+        assert await spine.value("SELECT attempts FROM journal_pending") == 0
+        spine.model.go.set()
+        spine.history.events["$1"] = message("$1", "first")
+        await spine.advance(180, step_seconds=5)
+        assert spine.finals() == [["$1"]]
+        assert "second" in prompt(spine)
+
+
 # ---- where redactions come from (A4) -----------------------------------------------------------------------------
 @pytest.mark.parametrize("place", ["content", "top"])
 async def test_a4_a_redaction_names_its_target_in_content_or_at_the_top(database_dsn: str, place: str) -> None:
