@@ -25,6 +25,9 @@ class ServiceEnded(MindRoomError):
     code = "service_ended"
 
 
+CANCEL_AGAIN_SECONDS = 1.0
+
+
 class AgentBot:
     """Serves one agent until it is told to stop, its lease is lost or a service ends."""
 
@@ -93,6 +96,9 @@ def _started(*services: Coroutine[Any, Any, Any]) -> list[asyncio.Task[Any]]:
 
 
 async def _ended(tasks: list[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
+    """A task that lost its cancellation to an error of the same moment is cancelled again: no drain hangs on one."""
+    while unfinished := [task for task in tasks if not task.done()]:
+        for task in unfinished:
+            task.cancel()
+        await asyncio.wait(unfinished, timeout=CANCEL_AGAIN_SECONDS)
     await asyncio.gather(*tasks, return_exceptions=True)

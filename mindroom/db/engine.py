@@ -193,7 +193,8 @@ class Database:
             _cut(connection)
             return
         try:
-            await asyncio.wait_for(connection.execute("ROLLBACK"), timeout=5)
+            async with asyncio.timeout(5):
+                await connection.execute("ROLLBACK")
         except _DRIVER_ERRORS:
             _cut(connection)
         except asyncio.CancelledError:
@@ -273,7 +274,8 @@ class Database:
     async def close(self) -> None:
         """Close the pool; connections in use are given a moment, then cut."""
         try:
-            await asyncio.wait_for(self._pool.close(), timeout=5)
+            async with asyncio.timeout(5):
+                await self._pool.close()
         except TimeoutError:
             self._pool.terminate()
 

@@ -293,7 +293,8 @@ class OutboxWorker:
         """One send. OVER when the delivery has ended, however; None when it is tried again."""
         self._limits.spend()
         try:
-            event = await asyncio.wait_for(self._gateway.send(claimed.wire), self._lease.effect_seconds())
+            async with asyncio.timeout(self._lease.effect_seconds()):
+                event = await self._gateway.send(claimed.wire)
         except TimeoutError:
             await self._failed(claimed.key, code="network")
             return None

@@ -217,7 +217,8 @@ class Streaming:
         stream.shown_characters = len(stream.text)
         stream.in_flight = asyncio.get_running_loop().create_future()
         try:
-            await asyncio.wait_for(self._send(stream, text), self._lease.effect_seconds())
+            async with asyncio.timeout(self._lease.effect_seconds()):
+                await self._send(stream, text)
         except MatrixDeliveryFailure as failure:
             self._limits.refused(failure)
             stream.shown_characters = shown_before

@@ -63,8 +63,8 @@ class WorkingSigns:
     async def _trusted(self, sign: Callable[[], Awaitable[None]]) -> None:
         """Nothing goes out while ownership is in doubt, nor longer than it lasts (H2)."""
         with suppress(DependencyError, TimeoutError):
-            seconds = self._effect_seconds()
-            await asyncio.wait_for(sign(), seconds)
+            async with asyncio.timeout(self._effect_seconds()):
+                await sign()
 
     async def _type(self, room: RoomId) -> None:
         await self._clock.sleep(SIGN_DELAY_SECONDS)
