@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import cast
 
-from mindroom.bot.feeder import MAX_HELD, PAGE, SWEEP_SECONDS, Feeder
+from mindroom.bot.feeder import MAX_HELD, MAX_HELD_IN_ROOM, PAGE, SWEEP_SECONDS, TICKS_A_SECOND, Feeder
 from mindroom.bot.gate import StartGate
 from mindroom.core.clock import TestClock
 from mindroom.core.errors import DatabaseUnavailable
@@ -63,6 +63,10 @@ class Fed:
             metrics=self.metrics,
             name="agent",
         )
+
+    def settle(self, number: int) -> None:
+        del self.stored.rows[number]
+        self.feeder.settled(source(number).receipt)
 
     def swept(self) -> float:
         return self.metrics.registry.get_sample_value("mindroom_sweep_found_total", {"kind": "pending"}) or 0.0
@@ -133,14 +137,71 @@ async def test_a_held_room_stays_unread_and_comes_when_released() -> None:
 
 
 async def test_c3_pages_and_memory_are_bounded() -> None:
-    """C3: so many receipts are held at a time; the rest comes as they are settled."""
-    async with feeding(*range(MAX_HELD + 2 * PAGE)) as fed:
+    """C3: so many receipts are held at a time; the rest comes as they are settled, and never more."""
+    async with feeding() as fed:
+        for number in range(MAX_HELD + 2 * PAGE):
+            fed.stored.add(number, room=f"!{number % 3}")
+        fed.feeder.wake_all()
+        await calm()
         assert fed.out == list(range(MAX_HELD))
         for number in range(PAGE):
-            del fed.stored.rows[number]
-            fed.feeder.settled(source(number).receipt)
-        await calm()
+            fed.settle(number)
+            await calm()
+            assert len(fed.feeder._held) <= MAX_HELD
         assert fed.out == list(range(MAX_HELD + PAGE))
+
+
+async def test_c3_a_room_that_settles_nothing_leaves_memory_to_others() -> None:
+    """C3: ten thousand owed in one room come first and stay; another room's source is handed out, and so is later all of
+    the first one, each once."""
+    total = 2 * MAX_HELD
+    async with feeding() as fed:
+        fed.stored.add(*range(1, total + 1), room="!stuck")
+        fed.stored.add(total + 1, total + 2, room="!well")
+        fed.feeder.wake_all()
+        await calm()
+        assert fed.out == [*range(1, MAX_HELD_IN_ROOM + 1), total + 1, total + 2]
+        fed.stored.add(0, room="!stuck")
+        fed.feeder.wake(OrderKey(0))
+        await fed.clock.advance(2 * SWEEP_SECONDS)
+        await calm()
+        assert len(fed.out) == MAX_HELD_IN_ROOM + 2
+        assert fed.swept() == 0
+        at = 0
+        while at < len(fed.out):
+            fed.settle(fed.out[at])
+            at += 1
+            if at % PAGE == 0:
+                await calm()
+                assert len(fed.feeder._held) <= MAX_HELD_IN_ROOM + 2
+        await calm()
+        for number in fed.out[at:]:
+            fed.settle(number)
+        await calm()
+        assert sorted(fed.out) == list(range(total + 3))
+
+
+async def test_c3_any_number_in_back_off_needs_few_timers() -> None:
+    """C2, C3: ten thousand that failed one after another within a second; all come back, in few reads."""
+    total = 2 * MAX_HELD
+    async with feeding() as fed:
+        for number in range(total):
+            fed.stored.add(number, room=f"!{number % 4}")
+            fed.stored.due_at[number] = 30.0 + number / total
+            fed.feeder.returned(fed.stored.rows[number].receipt, OrderKey(number), 30.0 + number / total)
+        assert len(asyncio.all_tasks()) <= TICKS_A_SECOND + 8
+        reads = fed.stored.reads
+        await fed.clock.advance(29)
+        assert fed.out == []
+        for _ in range(22):
+            await fed.clock.advance(0.1)
+            await calm()
+            for number in [n for n in fed.out if n in fed.stored.rows]:
+                fed.settle(number)
+            await calm()
+        assert sorted(fed.out) == list(range(total))
+        assert fed.stored.reads - reads < 100
+        assert fed.swept() == 0
 
 
 async def test_c2_an_absent_database_is_asked_again_with_back_off() -> None:
@@ -177,6 +238,16 @@ async def test_the_sweep_finds_what_nobody_was_woken_for_and_counts_it() -> None
         assert fed.swept() == 1
 
 
+async def test_the_sweep_finds_what_is_lost_behind_thousands_that_are_known() -> None:
+    """C3: more pages than one lie before it."""
+    async with feeding(*range(0, 4 * PAGE, 2)) as fed:
+        fed.stored.add(3 * PAGE + 1)
+        await fed.clock.advance(SWEEP_SECONDS + 1)
+        await calm()
+        assert fed.out[-1] == 3 * PAGE + 1
+        assert fed.swept() == 1
+
+
 async def test_the_sweep_counts_nothing_when_all_is_known() -> None:
     async with feeding(10) as fed:
         await fed.clock.advance(5 * SWEEP_SECONDS)
@@ -201,7 +272,7 @@ async def test_what_is_told_while_a_page_is_read_is_not_passed_over() -> None:
 
         async def slow_page(*args: object, **options: object) -> list[PendingSource]:
             page = await read(*args, **options)  # type: ignore[arg-type]
-            if 200 in [row.receipt for row in page]:
+            if 200 in [row.receipt for row in page] and 50 not in fed.stored.rows:
                 fed.stored.add(50)
                 fed.feeder.wake(OrderKey(50))
             return page
