@@ -196,8 +196,8 @@ class Feeder:
                 continue
 
     async def _look_for_lost(self) -> None:
-        """Read what lies before the cursor again, page by page. Whoever had a parked source retried, told nobody; and what
-        failed before may be due a moment before its timer."""
+        """Read what lies before the cursor again, page by page. Whoever had a parked source retried, told nobody; and
+        what failed before may be due a moment before its timer."""
         at = _START
         while at < self._cursor and self._room_in_memory.is_set():
             page = await self._journal.pending_page(*at, held_rooms=self._unread_rooms(), limit=PAGE)

@@ -84,9 +84,6 @@ class MessageTarget:
     thread: EventId | None
     reply_to: EventId | None
 
-    def lifecycle_key(self, principal: PrincipalId) -> ResponseLifecycleKey:
-        return ResponseLifecycleKey(principal, Conversation(self.room, self.thread))
-
 
 @dataclass(frozen=True, slots=True)
 class ReceiptLaneKey:

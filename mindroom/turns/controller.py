@@ -7,7 +7,7 @@ source back to the feeder with a back-off on its row (C2).
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -27,10 +27,10 @@ from mindroom.core.errors import (
 from mindroom.core.ids import Receipt
 from mindroom.core.metrics import Metrics
 from mindroom.core.slots import RoomSlots
-from mindroom.core.values import Action, Conversation, OrderKey, Reason, Verdict
+from mindroom.core.values import Action, OrderKey, Reason, ResponseLifecycleKey, Verdict
 from mindroom.db.engine import Tx
 from mindroom.db.lease import Lease
-from mindroom.journal.records import Hearer, PendingSource
+from mindroom.journal.records import Hearer, ParkedAs, PendingSource
 from mindroom.journal.store import Journal
 from mindroom.responses.runner import ResponseRunner
 from mindroom.turns.coalescing import Batch, ConversationQueue
@@ -54,7 +54,7 @@ RESUME_GATHER_SECONDS = 0.25
 FIRST_RETRY_SECONDS = 1.0
 RETRY_CAP_SECONDS = 60.0
 
-_Sources = list[PendingSource] | list[PreparedIngress]
+_Sources = Sequence[PendingSource | PreparedIngress]
 
 Returned = Callable[[Receipt, OrderKey, float | None], None]
 """(receipt, its order key, seconds until it is due again or None when it is settled)."""
@@ -103,7 +103,7 @@ class TurnController:
         self._clock = clock
         self._metrics = metrics
         self._returned = returned
-        self._conversations: dict[Conversation, _Conversation] = {}
+        self._conversations: dict[ResponseLifecycleKey, _Conversation] = {}
         self._slots = RoomSlots(total=MAX_RUNNING_TURNS, per_room=MAX_RUNNING_IN_ROOM)
         self._rng = random.Random()
         self._tasks: asyncio.TaskGroup | None = None
@@ -173,22 +173,22 @@ class TurnController:
             await asyncio.wait(busy, timeout=left)
 
     def _enqueue(self, ingress: PreparedIngress, reason: Reason) -> None:
-        key = ingress.conversation
+        key = ResponseLifecycleKey(self._lease.principal, ingress.conversation)
         conversation = self._conversations.setdefault(key, _Conversation())
         conversation.queue.put(ingress, reason=reason)
         if conversation.task is None and self._tasks is not None:
             conversation.task = self._tasks.create_task(self._converse(key, conversation))
 
-    async def _converse(self, key: Conversation, conversation: _Conversation) -> None:
+    async def _converse(self, key: ResponseLifecycleKey, conversation: _Conversation) -> None:
         try:
             if conversation.queue.is_resuming:
                 await self._clock.sleep(RESUME_GATHER_SECONDS)
             while not self._refusing and (batch := conversation.queue.start()) is not None:
-                async with self._slots.taken(key.room):
+                async with self._slots.taken(key.conversation.room):
                     await self._answer(batch)
                 conversation.queue.finish()
         except FenceLost:
-            log.info("conversation_stopped", room=key.room)
+            log.info("conversation_stopped", room=key.conversation.room)
         finally:
             conversation.task = None
             if self._conversations.get(key) is conversation:
@@ -235,12 +235,18 @@ class TurnController:
         """Back-off on the rows, or rest: only an error of the source's own counts as an attempt (C2)."""
         retry_class = error.retry_class if isinstance(error, MindRoomError) else RetryClass.PERMANENT
         code = error.code if isinstance(error, MindRoomError) else type(error).__name__
-        rest = parked_as(error, attempts=max(source.attempts for source in sources))
-        if rest is None:
-            await self._defer(sources, code=code, retry_class=retry_class)
-            return
+        # What joined an open turn is not to blame for how that turn fails (R19), and each has attempts of its own.
+        blamed = [source for source in sources if source.open_turn is not None] or sources
+        rest = parked_as(error, attempts=max(source.attempts for source in blamed))
+        resting = [s for s in blamed if rest is not None and parked_as(error, attempts=s.attempts) is rest]
+        if rest is not None:
+            await self._rest(resting, code=code, parked_as=rest)
+        if others := [source for source in sources if source not in resting]:
+            await self._defer(others, code=code, retry_class=retry_class)
+
+    async def _rest(self, sources: _Sources, *, code: str, parked_as: ParkedAs) -> None:
         try:
-            await self._parking.park([source.event_id for source in sources], code=code, parked_as=rest)
+            await self._parking.park([source.event_id for source in sources], code=code, parked_as=parked_as)
         except DependencyError:
             self._hand_back(sources, delay_seconds=self._delay(sources))
         else:

@@ -63,17 +63,19 @@ class Parking:
     version: str
 
     async def park(self, events: Sequence[EventId], *, code: str, parked_as: ParkedAs) -> None:
-        """Rest these, end the turn that held them and say so where it would have answered. One commit."""
+        """Rest these, end the turn that held them and say so where it would have answered. One commit.
+
+        What else the turn held is owed as before, and another turn may take it.
+        """
 
         async def body(tx: Tx) -> None:
             parked = await self.journal.park(tx, events, code=code, parked_as=parked_as, version=self.version)
-            losing = await self.turns.losing(tx, parked) if parked else []
-            bare = [turn.turn_id for turn in losing if turn.is_bare]
-            await self.turns.end(tx, bare, outcome="parked")
-            await self.outbox.end_placeholders(tx, bare)
-            for turn in bare:
+            losing = [turn.turn_id for turn in await self.turns.losing(tx, parked)]
+            await self.turns.end(tx, losing, outcome="parked")
+            await self.outbox.end_placeholders(tx, losing)
+            for turn in losing:
                 await self._say(tx, turn)
-            await self.turns.release_parked(tx, parked)
+            await self.turns.give_up_sources(tx, losing)
 
         await self.lease.run("park", body)
         log.error("sources_parked", sources=len(events), code=code, parked_as=parked_as.value)

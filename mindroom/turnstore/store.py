@@ -110,9 +110,9 @@ class TurnStore:
         """End turns that have no source left."""
         await tx.execute(SQL["end_turns"], self.principal, list(turns), outcome)
 
-    async def release_parked(self, tx: Tx, events: Sequence[EventId]) -> None:
-        """The turns of these parked sources give them up, so that a retry may open another turn (C2)."""
-        await tx.execute(SQL["release_parked"], self.principal, list(events))
+    async def give_up_sources(self, tx: Tx, turns: Sequence[TurnId]) -> None:
+        """These ended turns hold nothing any more, so that other turns may answer what they held (C2)."""
+        await tx.execute(SQL["give_up_sources"], self.principal, list(turns))
 
     async def resume(self, tx: Tx, turn: TurnRecord, *, fence: Fence, after_crash: bool) -> int:
         """This fence takes up an open turn; returns how often that followed a crash (D4), 0 when it has it already."""

@@ -52,9 +52,9 @@ GROUP BY t.turn_id, t.generation
 UPDATE turns SET state = 'closed', outcome = $3, closed_at = mindroom_now()
 WHERE principal = $1 AND turn_id = ANY($2::uuid[]) AND state = 'open'
 
--- name: release_parked
+-- name: give_up_sources
 -- What a turn gave up may be the source of another one (C2).
-UPDATE turn_sources SET role = 'parked' WHERE principal = $1 AND event_id = ANY($2::text[]) AND role = 'source'
+UPDATE turn_sources SET role = 'parked' WHERE principal = $1 AND turn_id = ANY($2::uuid[])
 
 -- name: resume_turn
 -- A fence takes up an open turn of an earlier one; counted when that one crashed (D4).

@@ -11,7 +11,7 @@ from mindroom.ops.verbs import retry_parked
 from mindroom.responses.answer import reference
 from mindroom.responses.transitions import MAX_RESUMES
 from mindroom.turns.parking import MAX_ATTEMPTS, is_newer, parked_as
-from tests.support.events import ALICE, member, message, redaction
+from tests.support.events import ALICE, ROOM, joined_room, member, message, redaction
 from tests.support.spine import Spine, open_spine
 
 BROKEN = ZeroDivisionError("secret text of a message")
@@ -139,6 +139,50 @@ async def test_c2_a_parked_source_may_still_be_redacted_and_left_behind(database
         await spine.settle()
         assert await spine.outcome("$2") == "departed"
         assert await spine.value("SELECT count(*) FROM journal_pending") == 0
+
+
+async def test_c2_what_shares_a_turn_with_a_parked_source_has_attempts_of_its_own(database_dsn: str) -> None:
+    """C2, D3: the turn ends with its notice; what the person wrote since is owed as before and answered by itself."""
+    async with open_spine(database_dsn, thread_mode="room") as spine:
+        await spine.serve()
+        spine.model.failure = BROKEN
+        await spine.hear(message("$1"))
+        while await spine.value("SELECT attempts FROM journal_pending") < MAX_ATTEMPTS - 2:
+            await spine.advance(1)
+        await spine.crash()
+        await spine.advance(61, step_seconds=61)
+        await spine.start()
+        spine.answer(spine.batch((ROOM, joined_room([message("$2")]))))
+        await spine.settle()
+        while await spine.value("SELECT count(*) FROM journal_pending WHERE parked_at IS NOT NULL") == 0:
+            await spine.advance(1)
+        assert await spine.rows("SELECT event_id, attempts < 8 FROM journal_pending WHERE parked_at IS NULL") == [
+            ("$2", True)
+        ]
+        assert await spine.value("SELECT state FROM journal_events WHERE event_id = '$1'") == "parked"
+        spine.model.failure = None
+        await spine.advance(90)
+        assert spine.finals() == [["$2"]]
+        assert len(notices(spine)) == 1
+
+
+async def test_d4_what_joins_a_turn_that_keeps_crashing_is_answered(database_dsn: str) -> None:
+    """D4, R19: the crashes were not its own."""
+    async with open_spine(database_dsn, thread_mode="room") as spine:
+        await spine.serve()
+        spine.model.go.clear()
+        await spine.hear(message("$1"))
+        for _ in range(MAX_RESUMES):
+            await restart(spine)
+        await spine.crash()
+        spine.model.go.set()
+        await spine.start()
+        spine.answer(spine.batch((ROOM, joined_room([message("$2")]))))
+        await spine.settle()
+        await spine.advance(5)
+        assert len(notices(spine)) == 1
+        assert await spine.value("SELECT state FROM journal_events WHERE event_id = '$1'") == "parked"
+        assert spine.finals() == [["$2"]]
 
 
 async def test_c2_a_parked_source_holds_nobody_up(database_dsn: str) -> None:

@@ -152,8 +152,8 @@ async def test_c3_pages_and_memory_are_bounded() -> None:
 
 
 async def test_c3_a_room_that_settles_nothing_leaves_memory_to_others() -> None:
-    """C3: ten thousand owed in one room come first and stay; another room's source is handed out, and so is later all of
-    the first one, each once."""
+    """C3: ten thousand owed in one room come first and stay; another room's source is handed out, and so is later all
+    of the first one, each once."""
     total = 2 * MAX_HELD
     async with feeding() as fed:
         fed.stored.add(*range(1, total + 1), room="!stuck")
