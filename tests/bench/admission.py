@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 
 from mindroom.bot.admit import AdmissionHooks, Admitter
+from mindroom.bot.forget import Forgetting
 from mindroom.bot.gate import StartGate
 from mindroom.bot.wiring import Ledgers
 from mindroom.core.clock import SystemClock
@@ -103,6 +104,7 @@ async def admitter_for(lease: Lease, clock: SystemClock) -> Admitter:
         clock=clock,
         metrics=metrics,
     )
+    release = TurnRelease(ledgers.turns, ledgers.outbox, worker, RunningTurns())
     return Admitter(
         lease=lease,
         hearer=Hearer(
@@ -117,7 +119,8 @@ async def admitter_for(lease: Lease, clock: SystemClock) -> Admitter:
         turns=ledgers.turns,
         outbox=ledgers.outbox,
         worker=worker,
-        release=TurnRelease(ledgers.turns, ledgers.outbox, worker, RunningTurns()),
+        release=release,
+        forgetting=Forgetting(ledgers.journal, ledgers.turns, ledgers.outbox, release),
         metrics=metrics,
         hooks=AdmissionHooks(pending=lambda _key: None, held=lambda _rooms: None, gaps=lambda: None, rooms=()),
     )
