@@ -234,14 +234,16 @@ UPDATE journal_pending SET parked_at = NULL, attempts = $3
 WHERE principal = $1 AND parked_at IS NOT NULL AND parked_as = 'unknown' AND parked_by = ANY($2::text[])
 
 -- name: pending_page
--- The feeder's page in order of work, from a key on; sources in back-off wait.
+-- The feeder's page in order of work, from a key on; the planner must see the 500, or it sorts all that is owed each time.
 SELECT q.receipt, q.base, q.page, q.idx, q.event_id, q.room_id, q.thread_id, q.sender, q.kind, q.class, q.epoch,
        q.origin_ts, q.source, q.failures, q.attempts, q.parked_by IS NOT NULL AS was_parked, t.turn_id AS open_turn
-FROM journal_pending q
+FROM (SELECT * FROM journal_pending
+      WHERE principal = $1 AND parked_at IS NULL
+        AND (base, page, idx, receipt) > ($2::bigint, $3::bigint, $4::int, $5::bigint)
+        AND (next_attempt_at IS NULL OR next_attempt_at <= mindroom_now())
+        AND room_id <> ALL($6::text[])
+      ORDER BY base, page, idx, receipt LIMIT 500) q
 LEFT JOIN turn_sources t ON t.principal = q.principal AND t.event_id = q.event_id AND t.role = 'source'
-WHERE q.principal = $1 AND q.parked_at IS NULL AND (q.base, q.page, q.idx, q.receipt) > ($2::bigint, $3::bigint, $4::int, $5::bigint)
-  AND (q.next_attempt_at IS NULL OR q.next_attempt_at <= mindroom_now())
-  AND q.room_id <> ALL($6::text[])
 ORDER BY q.base, q.page, q.idx, q.receipt LIMIT $7
 
 -- name: pending_summary
